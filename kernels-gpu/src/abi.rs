@@ -1,0 +1,86 @@
+//! What host and device agree on: one `#[repr(C)]` parameter struct for every kernel.
+//!
+//! Every tensor of the operator, forward or backward, is reached through one shape of computation, a *causal
+//! application* (`docs/algorithm.md`, F1):
+//!
+//! ```text
+//! O = c · ((X Yᵀ ⊙ M) Z + Λ X S)        S ← λ^L S + (K̄ Y)ᵀ Z
+//! ```
+//!
+//! with `(X, Y, Z, O)` = `(q, k, v, o)` forward, `(do, v, k, dq)` for dq, and, walking the sequence backwards,
+//! `(v, do, q, dk)` and `(k, q, do, dv)`. Walking backwards is a negative row stride and nothing else.
+
+/// Rows of a tensor `[batch, head, row, column]`, columns contiguous. Strides count elements and may be negative.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rows {
+    /// Address of batch 0, head 0, first row *in walking order*.
+    pub ptr: u64,
+    /// Elements from one batch to the next.
+    pub batch_stride: i64,
+    /// Elements from one head to the next.
+    pub head_stride: i64,
+    /// Elements from one row to the next in walking order; negative walks the sequence backwards.
+    pub row_stride: i64,
+}
+
+/// One causal application: see the [module](self).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Application {
+    /// Left operand, `[N, key_dim]`.
+    pub x: Rows,
+    /// Right operand of the scores, `[N, key_dim]`.
+    pub y: Rows,
+    /// Summed operand, `[N, value_dim]`.
+    pub z: Rows,
+    /// Result, `[N, value_dim]`.
+    pub o: Rows,
+    /// f32 states `[batch·heads, segments, padded dim, padded dim]`, or 0 where there is one segment.
+    ///
+    /// The state kernel writes each segment's own contribution; the scan kernel turns them into the
+    /// state that enters each segment; the output kernel reads that.
+    pub states: u64,
+    /// f32 elements between state rows (index of `key_dim`).
+    pub state_row_stride: u32,
+    /// f32 elements between state columns (index of `value_dim`).
+    pub state_col_stride: u32,
+    /// Columns of `x` and `y`.
+    pub key_dim: u32,
+    /// Columns of `z` and `o`.
+    pub value_dim: u32,
+}
+
+/// Applications one launch can carry.
+pub const MAX_APPLICATIONS: usize = 3;
+
+/// The argument of every kernel, passed by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Params {
+    /// Work of `blockIdx.y` = 0, 1, 2.
+    pub applications: [Application; MAX_APPLICATIONS],
+    /// f32 slopes `[heads]`, each ≥ 0; λ = exp(-slope).
+    pub slopes: u64,
+    /// f32 elements of one state, both dims padded to the tile.
+    pub state_len: u32,
+    /// Scale `c` of the output.
+    pub scale: f32,
+    /// Batch size.
+    pub batch: u32,
+    /// Heads.
+    pub heads: u32,
+    /// Rows of every sequence.
+    pub seq_len: u32,
+    /// Segments a sequence is cut into.
+    pub segments: u32,
+    /// Rows of every segment but the last; a multiple of the chunk.
+    pub segment_len: u32,
+    /// Value-dim slabs of 64 columns, one per block.
+    pub slabs: u32,
+}
+
+const _: () = assert!(size_of::<Rows>() == 32);
+const _: () = assert!(size_of::<Application>() == 152);
+const _: () = assert!(size_of::<Params>() == 3 * 152 + 40);
+const _: () = assert!(core::mem::offset_of!(Params, slopes) == 456);

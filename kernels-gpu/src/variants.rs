@@ -1,0 +1,117 @@
+//! THE table: every kernel that exists is one row here. Entry names, shared-memory sizes, the PTX entries, the host's
+//! dispatch and the simulator's function pointers all come from it.
+
+/// What a kernel computes; the pipeline is state → scan → output (`docs/algorithm.md`, F2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Each segment's own contribution to the state.
+    ChunkState,
+    /// Contributions → the state that enters each segment.
+    StateScan,
+    /// The outputs, walking each segment's chunks from its entering state.
+    ChunkOutput,
+}
+
+/// The oldest architecture a kernel's instructions run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Arch {
+    /// `mma.sync`, `ldmatrix`, `cp.async`: Ampere and everything after it.
+    Sm80,
+}
+
+/// Element type of the tensors; accumulation and states are f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ElementType {
+    /// bfloat16.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+    /// IEEE single precision (the states).
+    F32,
+}
+
+/// Rows of a chunk: the tile height.
+pub const CHUNK: u32 = 64;
+/// Value-dim columns of one block.
+pub const SLAB: u32 = 64;
+
+/// One kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// Entry name in the PTX; its file is `<entry>.ptx`.
+    pub entry: &'static str,
+    /// What it computes.
+    pub op: Op,
+    /// Where it runs.
+    pub arch: Arch,
+    /// Element type.
+    pub element: ElementType,
+    /// Key-dim tile: 64 or 128 (0 where it does not apply).
+    pub key_tile: u32,
+    /// Threads per block.
+    pub threads: u32,
+    /// Blocks per multiprocessor that the register budget is set for (`.minnctapersm`).
+    pub min_blocks: u32,
+    /// Dynamic shared memory, bytes.
+    pub shared_bytes: u32,
+}
+
+/// Calls `$callback!` with every row of the table:
+/// `entry: op, arch, element, key tile, stages, threads, min blocks;`
+macro_rules! for_each_variant {
+    ($callback:ident) => {
+        $callback! {
+            chunk_state_sm80_bf16_d64:   ChunkState,  Sm80, Bf16, 64,  3, 128, 4;
+            chunk_state_sm80_bf16_d128:  ChunkState,  Sm80, Bf16, 128, 3, 128, 3;
+            chunk_state_sm80_f16_d64:    ChunkState,  Sm80, F16,  64,  3, 128, 4;
+            chunk_state_sm80_f16_d128:   ChunkState,  Sm80, F16,  128, 3, 128, 3;
+            chunk_output_sm80_bf16_d64:  ChunkOutput, Sm80, Bf16, 64,  2, 128, 3;
+            chunk_output_sm80_bf16_d128: ChunkOutput, Sm80, Bf16, 128, 2, 128, 2;
+            chunk_output_sm80_f16_d64:   ChunkOutput, Sm80, F16,  64,  2, 128, 3;
+            chunk_output_sm80_f16_d128:  ChunkOutput, Sm80, F16,  128, 2, 128, 2;
+            state_scan_sm80_f32_d0:      StateScan,   Sm80, F32,  0,   0, 128, 8;
+        }
+    };
+}
+pub(crate) use for_each_variant;
+
+macro_rules! rows {
+    ($($entry:ident: $op:ident, $arch:ident, $element:ident, $key_tile:literal, $stages:literal, $threads:literal, $min_blocks:literal;)*) => {
+        /// Every kernel there is.
+        pub const VARIANTS: &[Variant] = &[$(Variant {
+            entry: stringify!($entry),
+            op: Op::$op,
+            arch: Arch::$arch,
+            element: ElementType::$element,
+            key_tile: $key_tile,
+            threads: $threads,
+            min_blocks: $min_blocks,
+            shared_bytes: shared_bytes(Op::$op, $key_tile, $stages),
+        }),*];
+    };
+}
+for_each_variant!(rows);
+
+/// Dynamic shared memory of a kernel: its ring of stages, then the 16-bit copy of the state.
+const fn shared_bytes(op: Op, key_tile: u32, stages: u32) -> u32 {
+    let (x, z) = (CHUNK * key_tile * 2, CHUNK * SLAB * 2);
+    match op {
+        Op::ChunkState => stages * (x + z),
+        Op::StateScan => 0,
+        Op::ChunkOutput => stages * (2 * x + z) + key_tile * SLAB * 2,
+    }
+}
+
+/// Shared memory that every supported GPU gives one block.
+pub const MAX_SHARED_BYTES: u32 = 99 * 1024;
+
+const _: () = {
+    let mut i = 0;
+    while i < VARIANTS.len() {
+        assert!(
+            VARIANTS[i].shared_bytes <= MAX_SHARED_BYTES,
+            "a variant needs more shared memory than consumer GPUs have"
+        );
+        i += 1;
+    }
+};
