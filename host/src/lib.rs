@@ -1,11 +1,13 @@
 //! Lightning Attention-2 (causal linear attention with per-head decay), forward and backward.
 
 mod error;
+pub mod plan;
 pub mod problem;
 mod slopes;
 mod view;
 
 pub use error::{Error, Result};
+pub use plan::Plan;
 pub use problem::Problem;
 pub use slopes::Slopes;
 pub use view::{Backward, DType, Element, Extent, Forward, Layout, Strides, View, ViewMut};

@@ -187,7 +187,7 @@ impl Region {
             return Err(Error::BufferTooShort { argument, got, expected: span });
         }
         let alignment = row_alignment.max(dtype.size());
-        if self.address == 0 || self.address % alignment as u64 != 0 {
+        if self.address == 0 || !self.address.is_multiple_of(alignment as u64) {
             return Err(Error::Alignment { argument, got: self.address, expected: alignment });
         }
         Ok(())
@@ -237,7 +237,7 @@ impl Region {
         let regular = [strides.batch, strides.head, strides.row]
             .into_iter()
             .zip(&low.extent.shape)
-            .all(|(stride, &len)| len <= 1 || (stride as u64 * size) % smallest == 0);
+            .all(|(stride, &len)| len <= 1 || (stride as u64 * size).is_multiple_of(smallest));
         let shift = (high.address - low.address) % smallest;
         !(regular
             && shift >= low.extent.shape[3] as u64 * size

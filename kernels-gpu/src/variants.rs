@@ -34,6 +34,8 @@ pub enum ElementType {
 pub const CHUNK: u32 = 64;
 /// Value-dim columns of one block.
 pub const SLAB: u32 = 64;
+/// State elements of one scan block: four for each thread.
+pub const SCAN_ELEMENTS: u32 = 4 * 128;
 
 /// One kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,7 +75,6 @@ macro_rules! for_each_variant {
         }
     };
 }
-pub(crate) use for_each_variant;
 
 macro_rules! rows {
     ($($entry:ident: $op:ident, $arch:ident, $element:ident, $key_tile:literal, $stages:literal, $threads:literal, $min_blocks:literal;)*) => {
