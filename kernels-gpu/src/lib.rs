@@ -8,3 +8,13 @@
 
 pub mod abi;
 pub mod variants;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+mod decay;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+pub mod device;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+mod element;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+pub mod kernels;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+mod tile;
