@@ -58,10 +58,7 @@ impl<const COLS: u32> Copier<COLS> {
         const { assert!(COLS == 64 || COLS == 128, "operands are one or two panels wide") };
         let (row, unit) = (thread / Self::UNITS, thread % Self::UNITS);
         Copier {
-            source: RowPointer {
-                row: source.advance(row).row.wrapping_add(unit as usize * 16),
-                stride: source.stride,
-            },
+            source: RowPointer { row: source.advance(row).row.wrapping_add(unit as usize * 16), stride: source.stride },
             row,
             destination: (unit / 8) * PANEL_BYTES + unit_offset(row, unit % 8),
             bytes: if unit * 8 < dim { 16 } else { 0 },
@@ -101,7 +98,6 @@ pub unsafe fn store_rows(rows: RowPointer, panel_rows: u32, lane: u32, valid_row
     let mut to = rows.advance(first).row.wrapping_add(unit as usize * 16);
     let step = (4 * rows.stride) as isize;
     // Stepping, not multiplying: multiples of the stride would be kept in registers.
-    #[allow(unused_assignments, reason = "the last step leads nowhere")]
     unroll!(I in 4 {
         let row = first + 4 * I as u32;
         if (row as i32) < valid_rows && unit * 8 < valid_cols {
@@ -110,4 +106,5 @@ pub unsafe fn store_rows(rows: RowPointer, panel_rows: u32, lane: u32, valid_row
         }
         to = to.wrapping_offset(step);
     });
+    let _past_the_last = to;
 }

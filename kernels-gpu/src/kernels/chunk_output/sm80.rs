@@ -105,8 +105,27 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: 
         });
 
         // P ⊙ M as the next A operand;  O ← Λ O;  S ← λ^64 S
-        let p = mask.apply::<T>(&p);
         scale_rows(&mut o, lambda);
+        if rows_left < CHUNK as i32 {
+            // Over few rows the rounding of P does not average out (over one it may be 2^-8), so its remainder counts too.
+            unroll!(STEP in 4 {
+                if STEP as u32 <= warp {
+                    let exact = mask.apply::<STEP>(&p);
+                    let remainder = exact.map(|pair| {
+                        let [lo, hi] = T::unpack(T::pack(pair[0], pair[1]));
+                        T::pack(pair[0] - lo, pair[1] - hi)
+                    });
+                    // SAFETY: as above.
+                    mm_ab::<T>(&mut o, remainder, &unsafe { load_rows(rows_first, z, STEP as u32) });
+                }
+            });
+        }
+        let mut a = [[0; 4]; 4];
+        unroll!(STEP in 4 {
+            if STEP as u32 <= warp {
+                a[STEP] = mask.apply::<STEP>(&p).map(|pair| T::pack(pair[0], pair[1]));
+            }
+        });
         state.decay();
 
         // O += P Z;  S += (K̄ Y)ᵀ Z
@@ -115,7 +134,7 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: 
             unsafe {
                 let z = load_rows(rows_first, z, STEP as u32);
                 if STEP as u32 <= warp {
-                    mm_ab::<T>(&mut o, p[STEP], &z);
+                    mm_ab::<T>(&mut o, a[STEP], &z);
                 }
                 state.update::<T, STEP>(y, &z);
             }
@@ -170,28 +189,23 @@ impl Mask {
         }
     }
 
-    /// P ⊙ M, rounded, as A fragments of the steps of 16 columns up to the diagonal.
+    /// P ⊙ M in the 16 columns of step `K`, at or left of the diagonal, in the order of an A fragment's registers.
     #[inline(always)]
-    fn apply<T: Element>(&self, p: &Accumulator) -> [[u32; 4]; 4] {
-        let mut a = [[0; 4]; 4];
-        unroll!(K in 4 {
-            let [left, right] = [p[2 * K], p[2 * K + 1]];
-            let pack = |p: [f32; 2], m: [f32; 2]| T::pack(p[0] * m[0], p[1] * m[1]);
-            if self.warp == K as u32 {
-                a[K][0] = pack([left[0], left[1]], self.diagonal);
-                a[K][1] = pack([left[2], left[3]], self.below);
-                a[K][3] = pack([right[2], right[3]], self.diagonal);
-            } else if self.warp > K as u32 {
-                // 2 (warp - K) blocks below, one less or more off the middle
-                let nearest = self.below.map(|x| x * opaque(self.step[K % 3]));
-                let middle = nearest.map(|x| x * self.block);
-                let farthest = middle.map(|x| x * self.block);
-                a[K][0] = pack([left[0], left[1]], middle);
-                a[K][1] = pack([left[2], left[3]], farthest);
-                a[K][2] = pack([right[0], right[1]], nearest);
-                a[K][3] = pack([right[2], right[3]], middle);
-            }
-        });
-        a
+    fn apply<const K: usize>(&self, p: &Accumulator) -> [[f32; 2]; 4] {
+        let [left, right] = [p[2 * K], p[2 * K + 1]];
+        let p = [[left[0], left[1]], [left[2], left[3]], [right[0], right[1]], [right[2], right[3]]];
+        let times = |p: [f32; 2], m: [f32; 2]| [p[0] * m[0], p[1] * m[1]];
+        if self.warp == K as u32 {
+            // Not multiplied above the diagonal: 0 · inf is NaN.
+            let masked =
+                |p: [f32; 2]| [0, 1].map(|i| if self.diagonal[i] > 0.0 { p[i] * self.diagonal[i] } else { 0.0 });
+            [masked(p[0]), times(p[1], self.below), [0.0; 2], masked(p[3])]
+        } else {
+            // 2 (warp - K) blocks below, one less or more off the middle
+            let nearest = self.below.map(|x| x * opaque(self.step[K % 3]));
+            let middle = nearest.map(|x| x * self.block);
+            let farthest = middle.map(|x| x * self.block);
+            [times(p[0], middle), times(p[1], farthest), times(p[2], nearest), times(p[3], middle)]
+        }
     }
 }
