@@ -18,39 +18,22 @@ use sim as imp;
 
 pub use imp::{
     // thread: fn() -> u32
-    block_idx_x,
-    block_idx_y,
-    block_idx_z,
-    // asynchronous copy: unsafe fn(dst: u32, src: *const u8, src_bytes: u32): 16 bytes to shared memory, of which the
-    // first `src_bytes` (0 or 16) come from `src` and the rest are zero; fn(); fn::<N>(): wait until at most N groups pend
-    cp_async_cg_16,
-    cp_async_commit_group,
-    cp_async_wait_group,
-    // conversion: fn(lo: f32, hi: f32) -> u32, round to nearest even; fn(u32) -> [f32; 2] (lo, hi)
-    cvt_f32_f16x2,
-    cvt_rn_bf16x2_f32,
-    cvt_rn_f16x2_f32,
+    block_idx_x, block_idx_y, block_idx_z, thread_idx_x,
+    // barrier: fn(); `syncthreads` = bar.sync 0 over the block, `syncwarp` = bar.warp.sync (warp)
+    syncthreads, syncwarp,
     // fn() -> u32: address of the dynamic shared memory, 1024-byte aligned
     dynamic_smem,
     // arithmetic: fn(f32) -> f32 = ex2.approx.ftz.f32
     ex2_approx_ftz,
-    // global memory: unsafe fn(*const f32) -> …, unsafe fn(*mut …, value); x4 forms are 16-byte aligned
-    ld_global_f32,
-    ld_global_f32x4,
+    // conversion: fn(lo: f32, hi: f32) -> u32, round to nearest even; fn(u32) -> [f32; 2] (lo, hi)
+    cvt_f32_f16x2, cvt_rn_bf16x2_f32, cvt_rn_f16x2_f32,
     // shared memory: unsafe fn(addr: u32) -> …, unsafe fn(addr: u32, value)
-    ld_shared_b32x4,
+    ld_shared_b32x4, st_shared_b32, st_shared_b32x4,
+    // global memory: unsafe fn(*const f32) -> …, unsafe fn(*mut …, value); x4 forms are 16-byte aligned
+    ld_global_f32, ld_global_f32x4, st_global_b32x4, st_global_f32, st_global_f32x4,
+    // asynchronous copy: unsafe fn(dst: u32, src: *const u8, src_bytes: u32): 16 bytes to shared memory, of which the
+    // first `src_bytes` (0 or 16) come from `src` and the rest are zero; fn(); fn::<N>(): wait until at most N groups pend
+    cp_async_cg_16, cp_async_commit_group, cp_async_wait_group,
     // matrix (warp): unsafe fn(addr: u32) -> [u32; 4]; fn(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]): D += A B
-    ldmatrix_x4,
-    ldmatrix_x4_trans,
-    mma_m16n8k16_bf16,
-    mma_m16n8k16_f16,
-    st_global_b32x4,
-    st_global_f32,
-    st_global_f32x4,
-    st_shared_b32,
-    st_shared_b32x4,
-    // barrier: fn(); `syncthreads` = bar.sync 0 over the block, `syncwarp` = bar.warp.sync (warp)
-    syncthreads,
-    syncwarp,
-    thread_idx_x,
+    ldmatrix_x4, ldmatrix_x4_trans, mma_m16n8k16_bf16, mma_m16n8k16_f16,
 };

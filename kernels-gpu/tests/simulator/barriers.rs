@@ -62,6 +62,7 @@ fn a_warp_is_whole_at_an_mma() {
 }
 
 #[test]
+#[expect(clippy::if_same_then_else, reason = "the two places are the point")]
 fn the_lanes_of_a_warp_meet_at_one_place() {
     let fault = fault_of_twin(&one_block("two_places", 32), &GlobalMemory::new(), |form| {
         let first = match form {

@@ -1,5 +1,7 @@
 //! Several blocks, several launches.
 
+use std::cell::RefCell;
+
 use lightning_attention_kernels::device::sim::{FaultKind, GlobalMemory, Launch, launch};
 use lightning_attention_kernels::device::*;
 
@@ -93,4 +95,28 @@ fn launches_are_ordered() {
 fn an_empty_grid_does_nothing() {
     let base = Launch { grid: [4, 0, 1], ..one_block("empty", 32) };
     assert_eq!(launch(&base, &GlobalMemory::new(), &|| panic!("no block")), Ok(()));
+}
+
+#[test]
+fn schedules_are_different_orders() {
+    let order_of = |schedule| {
+        let order = RefCell::new(Vec::new());
+        let base = Launch { grid: [2, 1, 1], schedule, ..one_block("order", 1024) };
+        launch(&base, &GlobalMemory::new(), &|| {
+            syncthreads();
+            order.borrow_mut().push((block_idx_x(), thread_idx_x()));
+        })
+        .unwrap();
+        order.into_inner()
+    };
+    let in_order: Vec<_> = (0..2).flat_map(|block| (0..1024).map(move |thread| (block, thread))).collect();
+    let orders = SCHEDULES.map(order_of);
+    assert_eq!(orders[0], in_order);
+    for (i, order) in orders.iter().enumerate() {
+        assert!(!orders[..i].contains(order), "{:?} is nothing new", SCHEDULES[i]);
+        assert_eq!(*order, order_of(SCHEDULES[i]));
+        let mut sorted = order.clone();
+        sorted.sort();
+        assert_eq!(sorted, in_order);
+    }
 }

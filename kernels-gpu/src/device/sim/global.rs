@@ -11,7 +11,7 @@ use std::vec::Vec;
 use super::buffer::Element;
 use super::clocks::{Epoch, View};
 use super::fault::{Access, Action, FaultKind, Space};
-use super::shadow::{List, Lists, Origin, Word};
+use super::shadow::{List, Lists, Origin, WORD_BYTES, Word, words_of};
 use super::shared::explain;
 
 /// The buffers that a kernel may touch. It borrows them, and hands out their addresses.
@@ -73,7 +73,7 @@ impl<'a> GlobalMemory<'a> {
 
 /// Words that `len` bytes at `start` touch.
 fn words(start: u64, len: usize) -> usize {
-    (start % 4 + len as u64).div_ceil(4) as usize
+    (start as usize % WORD_BYTES + len).div_ceil(WORD_BYTES)
 }
 
 /// What [`GlobalMemory`] shares with a launch that is running.
@@ -154,7 +154,7 @@ impl Global {
         addr: u64,
         by: &View<'_>,
     ) -> Result<[u8; N], Box<FaultKind>> {
-        let source = self.access(Access { space: Space::Global, action, addr, bytes: N as u32 }, by)?;
+        let source = self.access::<N>(action, addr, by)?;
         let mut data = [0; N];
         // SAFETY: `access` returns a pointer to N bytes of a registered buffer, which `GlobalMemory` borrows.
         unsafe { source.copy_to_nonoverlapping(data.as_mut_ptr(), N) };
@@ -167,26 +167,26 @@ impl Global {
         data: [u8; N],
         by: &View<'_>,
     ) -> Result<(), Box<FaultKind>> {
-        let access = Access { space: Space::Global, action: Action::Store, addr, bytes: N as u32 };
-        let target = self.access(access, by)?;
+        let target = self.access::<N>(Action::Store, addr, by)?;
         // SAFETY: as in `load`; the buffer is writable, so the borrow is exclusive, and its type takes any bits.
         unsafe { target.copy_from_nonoverlapping(data.as_ptr(), N) };
         Ok(())
     }
 
     /// Checks and records an access; a pointer to its bytes.
-    fn access(&mut self, access: Access, by: &View<'_>) -> Result<*mut u8, Box<FaultKind>> {
+    fn access<const N: usize>(&mut self, action: Action, addr: u64, by: &View<'_>) -> Result<*mut u8, Box<FaultKind>> {
+        let access = Access { space: Space::Global, action, addr, bytes: N as u32 };
         let at = self.find(access)?;
         let Self { regions, lists, launch, .. } = self;
         let Region { name: buffer, start, base, writable, words, .. } = &mut regions[at];
-        let writes = access.action == Action::Store;
+        let writes = action == Action::Store;
         if writes && !*writable {
             return Err(Box::new(FaultKind::ReadOnly { access, buffer }));
         }
-        let offset = (access.addr - *start) as usize;
+        let offset = (addr - *start) as usize;
         if *writable {
-            let first = (offset + (*start % 4) as usize) / 4;
-            for (i, word) in words[first..][..access.bytes as usize / 4].iter_mut().enumerate() {
+            let first = (offset + *start as usize % WORD_BYTES) / WORD_BYTES;
+            for (i, word) in words[first..][..words_of::<N>()].iter_mut().enumerate() {
                 if let Some((other, other_wrote)) = word.enter(launch, writes) {
                     let other = launch.index(other);
                     return Err(Box::new(FaultKind::BlockRace { access, buffer, other, other_wrote }));

@@ -14,7 +14,7 @@ use corosensei::{Coroutine, CoroutineResult};
 use super::clocks::MAX_THREADS;
 use super::fault::{Fault, FaultKind, Standing};
 use super::global::GlobalMemory;
-use super::machine::{Installed, Machine, Pause, WarpState, with};
+use super::machine::{Installed, Machine, NOBODY, Pause, WarpState, with};
 use super::matrix::LANES;
 
 /// Where shared memory begins: not at zero, and aligned to 1024 bytes and no more.
@@ -136,19 +136,23 @@ fn coroutine(kernel: &dyn Fn()) -> Coro {
 fn resume(coros: &mut [Coro], thread: usize) -> Result<(), Box<Fault>> {
     with(|m| m.current = thread);
     // Nothing of a kernel that panicked is looked at again.
-    match catch_unwind(AssertUnwindSafe(|| coros[thread].resume(()))) {
-        Ok(CoroutineResult::Yield(Pause::Meeting)) => Ok(()),
-        Ok(CoroutineResult::Yield(Pause::Fault)) => Err(with(Machine::take_fault)),
-        Ok(CoroutineResult::Return(())) => {
-            with(|m| m.threads[thread].standing = Standing::Exited);
-            Ok(())
+    let result = catch_unwind(AssertUnwindSafe(|| coros[thread].resume(())));
+    with(|m| {
+        m.current = NOBODY;
+        match result {
+            Ok(CoroutineResult::Yield(Pause::Meeting)) => Ok(()),
+            Ok(CoroutineResult::Yield(Pause::Fault)) => Err(m.take_fault()),
+            Ok(CoroutineResult::Return(())) => {
+                m.threads[thread].standing = Standing::Exited;
+                Ok(())
+            }
+            Err(payload) => {
+                let text = payload.downcast_ref::<&str>().map(ToString::to_string);
+                let message = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
+                Err(m.fault(thread, FaultKind::Panic { message }, None))
+            }
         }
-        Err(payload) => {
-            let text = payload.downcast_ref::<&str>().map(ToString::to_string);
-            let message = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
-            Err(with(|m| m.fault(thread, FaultKind::Panic { message }, None)))
-        }
-    }
+    })
 }
 
 /// A schedule in progress.

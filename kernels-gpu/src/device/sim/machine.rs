@@ -31,7 +31,7 @@ type Handle = NonNull<Yielder<(), Pause>>;
 pub(super) struct Machine {
     kernel: &'static str,
     pub block: [u32; 3],
-    /// The thread that runs.
+    /// The thread that runs, or [`NOBODY`].
     pub current: usize,
     pub threads: Vec<Thread>,
     pub exchanges: Vec<Exchange>,
@@ -54,6 +54,9 @@ pub(super) enum WarpState {
     AtBlockBarrier,
     Exited,
 }
+
+/// Not a thread: a destructor that uses the device while a faulty kernel is unwound panics on it.
+pub(super) const NOBODY: usize = usize::MAX;
 
 thread_local! {
     static MACHINE: RefCell<Option<Box<Machine>>> = const { RefCell::new(None) };
@@ -142,7 +145,7 @@ impl Machine {
         Self {
             kernel: launch.name,
             block: [0; 3],
-            current: 0,
+            current: NOBODY,
             threads: vec![Thread::NEW; threads],
             exchanges: (0..threads / LANES).map(|_| Exchange::new()).collect(),
             clocks: Clocks::new(threads),

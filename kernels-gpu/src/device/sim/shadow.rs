@@ -8,6 +8,15 @@ use std::vec::Vec;
 
 use super::clocks::{Epoch, View};
 
+/// Bytes of a word, the unit of memory that is tracked; every access is whole words.
+pub(super) const WORD_BYTES: usize = 4;
+
+/// The words of an access of `N` bytes.
+pub(super) const fn words_of<const N: usize>() -> usize {
+    const { assert!(N.is_multiple_of(WORD_BYTES), "smaller accesses need smaller words: lower WORD_BYTES") };
+    N / WORD_BYTES
+}
+
 /// How the bytes of a word got there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Origin {

@@ -9,7 +9,7 @@ use std::vec::Vec;
 use super::clocks::View;
 use super::fault::{Access, Action, FaultKind, Space};
 use super::launch::SHARED_BASE;
-use super::shadow::{Lists, Origin, Trouble, Word};
+use super::shadow::{Lists, Origin, Trouble, WORD_BYTES, Word, words_of};
 
 /// What a destination holds while its copy is in flight: a NaN in every element type.
 const POISON: u8 = 0xff;
@@ -41,7 +41,7 @@ impl Shared {
     pub(super) fn new(bytes: u32, threads: u32) -> Self {
         Self {
             bytes: vec![0; bytes as usize],
-            words: vec![Word::default(); bytes.div_ceil(4) as usize],
+            words: vec![Word::default(); (bytes as usize).div_ceil(WORD_BYTES)],
             lists: Lists::default(),
             copies: (0..threads).map(|_| Copies::default()).collect(),
         }
@@ -67,7 +67,7 @@ impl Shared {
     ) -> Result<[u8; N], Box<FaultKind>> {
         let access = shared(action, addr, N);
         let at = self.offset(access)?;
-        for (i, word) in self.words[at / 4..][..N / 4].iter_mut().enumerate() {
+        for (i, word) in self.words[at / WORD_BYTES..][..words_of::<N>()].iter_mut().enumerate() {
             word.read(&mut self.lists, by).map_err(|trouble| explain(trouble, access, i))?;
         }
         Ok(self.bytes[at..at + N].try_into().expect("N bytes"))
@@ -79,14 +79,14 @@ impl Shared {
         data: [u8; N],
         by: &View<'_>,
     ) -> Result<(), Box<FaultKind>> {
-        let at = self.write(shared(Action::Store, addr, N), by, Origin::Store)?;
+        let at = self.write::<N>(Action::Store, addr, by, Origin::Store)?;
         self.bytes[at..at + N].copy_from_slice(&data);
         Ok(())
     }
 
     /// Issues a copy, which overwrites its destination from now on in no particular order.
     pub(super) fn copy(&mut self, addr: u32, data: [u8; 16], by: &View<'_>) -> Result<(), Box<FaultKind>> {
-        let dst = self.write(shared(Action::AsyncCopy, addr, 16), by, Origin::CopyInFlight)?;
+        let dst = self.write::<16>(Action::AsyncCopy, addr, by, Origin::CopyInFlight)?;
         self.bytes[dst..dst + 16].fill(POISON);
         let copies = &mut self.copies[by.epoch.thread() as usize];
         copies.pending.push_back(Copy { dst, data });
@@ -111,14 +111,21 @@ impl Shared {
             let group = copies.groups.pop_front().expect("there are groups left");
             for Copy { dst, data } in copies.pending.drain(..group) {
                 self.bytes[dst..dst + 16].copy_from_slice(&data);
-                self.words[dst / 4..dst / 4 + 4].iter_mut().for_each(|word| word.land(by));
+                self.words[dst / WORD_BYTES..][..words_of::<16>()].iter_mut().for_each(|word| word.land(by));
             }
         }
     }
 
-    fn write(&mut self, access: Access, by: &View<'_>, origin: Origin) -> Result<usize, Box<FaultKind>> {
+    fn write<const N: usize>(
+        &mut self,
+        action: Action,
+        addr: u32,
+        by: &View<'_>,
+        origin: Origin,
+    ) -> Result<usize, Box<FaultKind>> {
+        let access = shared(action, addr, N);
         let at = self.offset(access)?;
-        for (i, word) in self.words[at / 4..][..access.bytes as usize / 4].iter_mut().enumerate() {
+        for (i, word) in self.words[at / WORD_BYTES..][..words_of::<N>()].iter_mut().enumerate() {
             word.write(&mut self.lists, by, origin).map_err(|trouble| explain(trouble, access, i))?;
         }
         Ok(at)
@@ -148,7 +155,7 @@ fn shared(action: Action, addr: u32, bytes: usize) -> Access {
 #[cold]
 pub(super) fn explain(trouble: Trouble, access: Access, word: usize) -> Box<FaultKind> {
     Box::new(match trouble {
-        Trouble::Unwritten => FaultKind::Uninitialised { access, first: access.addr + 4 * word as u64 },
+        Trouble::Unwritten => FaultKind::Uninitialised { access, first: access.addr + (WORD_BYTES * word) as u64 },
         Trouble::Copy { copier, waited } => FaultKind::UseBeforeWait { access, copier, waited },
         Trouble::Race { other, other_wrote } => FaultKind::Race { access, other, other_wrote },
     })
