@@ -6,7 +6,12 @@
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, stdarch_nvptx, asm_experimental_arch))]
 
+#[cfg(feature = "sim")]
+extern crate std;
+
 pub mod abi;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+pub mod device;
 pub mod variants;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 mod decay;
