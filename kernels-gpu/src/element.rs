@@ -1,8 +1,6 @@
 //! The 16-bit element types of the tensors.
 
-use crate::device::{
-    cvt_f32_f16x2, cvt_rn_bf16x2_f32, cvt_rn_f16x2_f32, mma_m16n8k16_bf16, mma_m16n8k16_f16,
-};
+use crate::device::{cvt_f32_f16x2, cvt_rn_bf16x2_f32, cvt_rn_f16x2_f32, mma_m16n8k16_bf16, mma_m16n8k16_f16};
 
 /// A 16-bit type: how pairs of it are converted and multiplied.
 pub trait Element {

@@ -11,9 +11,6 @@ extern crate std;
 
 pub mod abi;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
-pub mod device;
-pub mod variants;
-#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 mod decay;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 pub mod device;
@@ -23,3 +20,4 @@ mod element;
 pub mod kernels;
 #[cfg(any(target_arch = "nvptx64", feature = "sim"))]
 mod tile;
+pub mod variants;

@@ -16,6 +16,7 @@ pub mod sim;
 #[cfg(not(target_arch = "nvptx64"))]
 use sim as imp;
 
+#[rustfmt::skip] // would sort the list and leave its comments behind
 pub use imp::{
     // thread: fn() -> u32
     block_idx_x, block_idx_y, block_idx_z, thread_idx_x,

@@ -6,7 +6,6 @@ mod blocks;
 mod instructions;
 mod matmul;
 mod memory;
-mod pace;
 mod races;
 
 use lightning_attention_kernels::device::sim::{Fault, FaultKind, GlobalMemory, Launch, Schedule, launch};
