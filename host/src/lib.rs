@@ -1,7 +1,9 @@
 //! Lightning Attention-2 (causal linear attention with per-head decay), forward and backward.
 
+pub mod cpu;
 mod error;
 pub mod problem;
+pub mod reference;
 mod slopes;
 mod view;
 
