@@ -187,7 +187,7 @@ impl Region {
             return Err(Error::BufferTooShort { argument, got, expected: span });
         }
         let alignment = row_alignment.max(dtype.size());
-        if self.address == 0 || self.address % alignment as u64 != 0 {
+        if self.address == 0 || !self.address.is_multiple_of(alignment as u64) {
             return Err(Error::Alignment { argument, got: self.address, expected: alignment });
         }
         Ok(())
@@ -217,7 +217,7 @@ impl Region {
     fn overlaps(&self, other: &Region) -> bool {
         let bytes = |r: &Region| {
             let span = r.extent.span().unwrap_or(usize::MAX) as u64 * r.dtype.size() as u64;
-            (r.address, r.address + span)
+            (r.address, r.address.saturating_add(span))
         };
         let ((a0, a1), (b0, b1)) = (bytes(self), bytes(other));
         if a0 >= b1 || b0 >= a1 || a0 == a1 || b0 == b1 {
@@ -240,7 +240,7 @@ impl Region {
         let regular = [strides.batch, strides.head, strides.row]
             .into_iter()
             .zip(&low.extent.shape)
-            .all(|(stride, &len)| len <= 1 || (stride as u64 * size) % smallest == 0);
+            .all(|(stride, &len)| len <= 1 || (stride as u64 * size).is_multiple_of(smallest));
         let shift = (high.address - low.address) % smallest;
         !(regular
             && shift >= low.extent.shape[3] as u64 * size
