@@ -1,8 +1,10 @@
 //! Lightning Attention-2 (causal linear attention with per-head decay), forward and backward.
 
+pub mod cpu;
 mod error;
 pub mod plan;
 pub mod problem;
+pub mod reference;
 mod slopes;
 mod view;
 
