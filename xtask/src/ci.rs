@@ -20,7 +20,7 @@ pub fn run(repo: &Repo) -> Result<()> {
         let mut cargo = repo.cargo(&args);
         cargo.env(stub_cuda::VARIABLE, &stub).env("LD_LIBRARY_PATH", stub.join("lib64"));
         // The kernels for other architectures are assembled by the package step.
-        cargo.env("LIGHTNING_ATTENTION_CUDA_ARCHS", "").envs(env.iter().copied());
+        cargo.env("LIGHTNING_ATTENTION_CUDA_ARCHS", "").env("CARGO_TERM_QUIET", "true").envs(env.iter().copied());
         output(&mut cargo).map(drop)
     };
     let cargo_step = |args: &str, env: &[(&str, &str)]| step(&format!("cargo {args}"), || cargo(args, env));
