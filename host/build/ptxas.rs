@@ -146,3 +146,23 @@ pub fn parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Ve
     });
     results.into_inner().expect("a worker panicked").into_iter().map(|r| r.expect("every item was taken")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_versions_are_told_from_good_ones() {
+        let version = |text| Version::parse(&format!("Cuda compilation tools, {text}\nBuild cuda_0\n"));
+        assert_eq!(version("release 13.5, V13.5.37"), Some(Version([13, 5, 37])));
+        assert!(version("release 12.8, V12.8.93") < Some(MINIMUM) && version("release 13.0, V13.0.88") < Some(MINIMUM));
+        assert_eq!(version("release 13.5"), None);
+    }
+
+    #[test]
+    fn parallel_keeps_the_order() {
+        let items: Vec<u32> = (0..100).collect();
+        assert_eq!(parallel(&items, |i| i * 2), items.iter().map(|i| i * 2).collect::<Vec<_>>());
+        assert!(parallel(&[], |i: &u32| *i).is_empty());
+    }
+}

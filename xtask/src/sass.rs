@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-/// Opcodes that are counted by name, and what they are: tensor cores, shared memory ← , global memory, local memory, barriers.
+/// Opcodes that are counted by name: tensor cores, `ldmatrix` and `cp.async`, global memory, local memory, barriers.
 pub const COUNTED: [&str; 9] = ["HMMA", "HGMMA", "LDSM", "LDGSTS", "LDG", "STG", "LDL", "STL", "BAR"];
 
 /// Path of `nvdisasm`: beside the assembler, or where tools are looked for.
