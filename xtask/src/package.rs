@@ -52,7 +52,8 @@ fn unpack(repo: &Repo, name: &str, folder: &Path) -> Result<()> {
     let version = root["workspace"]["package"]["version"].as_str().context("the workspace has no version")?;
     let archive = repo.target.join(format!("package/{name}-{version}.crate"));
     fs::create_dir_all(folder)?;
-    output(repo.command("tar", &["-x", "--strip-components=1", "-f"]).arg(archive).arg("-C").arg(folder))?;
+    // The archive's times are all the same, and cargo would take an older build for this one: `-m` is now.
+    output(repo.command("tar", &["-x", "-m", "--strip-components=1", "-f"]).arg(archive).arg("-C").arg(folder))?;
     Ok(())
 }
 
