@@ -1,6 +1,9 @@
 //! Lightning Attention-2 (causal linear attention with per-head decay), forward and backward.
 
 pub mod cpu;
+#[cfg(all(test, not(feature = "cuda")))]
+#[path = "cuda/embedded.rs"]
+mod embedded;
 mod error;
 pub mod plan;
 pub mod problem;
