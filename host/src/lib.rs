@@ -1,5 +1,7 @@
 //! Lightning Attention-2 (causal linear attention with per-head decay), forward and backward.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 pub mod plan;
 pub mod problem;
