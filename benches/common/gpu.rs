@@ -12,6 +12,8 @@ use lightning_attention::cuda::cust::sys::{self, CUgraphExec, CUresult, CUstream
 use lightning_attention::cuda::{Attention, Engine, RawTensor};
 use lightning_attention::{Backward, DType, Extent, Forward, Layout, Problem};
 
+use rayon::prelude::*;
+
 use super::oracle::{self, HeadRows};
 use super::{Machine, Measurement, Pass, Shape, Timing, cpu, gbps, median};
 
@@ -24,6 +26,9 @@ const ROTATED_BYTES: usize = 200 << 20;
 /// Random values on the device that tensors are filled from. The length is prime, so that no two heads see the same
 /// values at the same place.
 const NOISE_LEN: usize = 16_777_213;
+
+/// A NaN, as bf16 and as f16.
+const POISON: u16 = 0xffff;
 
 /// A GPU with a stream and its copy rate.
 pub struct Gpu {
@@ -69,7 +74,7 @@ impl Gpu {
         };
         let output = |shape: [usize; 4]| -> Result<DeviceBuffer<u16>> {
             let mut buffer = empty(shape.iter().product())?;
-            buffer.set_16(0xffff)?;
+            buffer.set_16(POISON)?;
             Ok(buffer)
         };
         let (key, value) = (problem.key_shape(), problem.value_shape());
@@ -262,15 +267,38 @@ impl Set {
         })
     }
 
+    /// The outputs by name.
+    pub fn outputs(&self) -> [(&'static str, &DeviceBuffer<u16>); 4] {
+        [("o", &self.o), ("dq", &self.dq), ("dk", &self.dk), ("dv", &self.dv)]
+    }
+
+    /// Sets the outputs to NaN.
+    pub fn poison(&mut self) -> Result<()> {
+        for output in [&mut self.o, &mut self.dq, &mut self.dk, &mut self.dv] {
+            output.set_16(POISON)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the outputs still are as [`Set::poison`] left them.
+    pub fn is_untouched(&self) -> Result<bool> {
+        Ok(self.bits()?.iter().flatten().all(|&bits| bits == POISON))
+    }
+
+    /// The bits of all outputs.
+    pub fn bits(&self) -> Result<Vec<Vec<u16>>> {
+        self.outputs().into_iter().map(|(_, buffer)| read(buffer, 0, buffer.len())).collect()
+    }
+
     /// Fails when an output holds a NaN anywhere: a row that nobody wrote.
     pub fn refuse_nan(&self) -> Result<()> {
         // f16 and bf16 differ in where the exponent ends.
-        let largest = if self.problem.dtype == DType::F16 { 0x7c00 } else { 0x7f80 };
-        for (name, buffer) in [("o", &self.o), ("dq", &self.dq), ("dk", &self.dk), ("dv", &self.dv)] {
+        let infinity = if self.problem.dtype == DType::F16 { 0x7c00 } else { 0x7f80 };
+        for (name, buffer) in self.outputs() {
             const PART: usize = 1 << 26;
             for from in (0..buffer.len()).step_by(PART) {
                 let part = read(buffer, from, PART.min(buffer.len() - from))?;
-                if let Some(at) = part.iter().position(|bits| bits & 0x7fff > largest) {
+                if let Some(at) = part.par_iter().position_any(|bits| bits & 0x7fff > infinity) {
                     bail!("{name}[{}] of {:?} is NaN", from + at, self.problem);
                 }
             }

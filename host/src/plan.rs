@@ -158,11 +158,15 @@ impl Plan {
         self.forward.workspace_bytes.max(self.backward.workspace_bytes)
     }
 
-    /// The kernels this plan can launch.
+    /// The kernels this plan launches.
     pub fn variants(&self) -> Vec<&'static Variant> {
         let mut used: Vec<&'static Variant> = Vec::new();
         let tiles = [tile(self.problem.head_dim), tile(self.problem.value_dim)];
-        for op in [Op::ChunkState, Op::StateScan, Op::ChunkOutput] {
+        let ops: &[Op] = match self.forward.segments.max(self.backward.segments) {
+            1 => &[Op::ChunkOutput],
+            _ => &[Op::ChunkState, Op::StateScan, Op::ChunkOutput],
+        };
+        for &op in ops {
             for key_tile in tiles {
                 let variant = find(op, self.problem.dtype, key_tile);
                 if !used.contains(&variant) {

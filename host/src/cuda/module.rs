@@ -1,6 +1,5 @@
 //! Kernels in a context: each variant's image is loaded when it is first asked for, and never before.
 
-use core::ffi::CStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -91,10 +90,7 @@ fn load(variant: &'static Variant, capability: (u32, u32)) -> Result<Loaded> {
     let image = embedded::image(variant.entry, capability).ok_or(Error::NoImage { entry: variant.entry })?;
     let (module, machine_code) = match image {
         Image::Cubin(bytes) => (Module::from_cubin(bytes, &[]), true),
-        Image::Ptx(bytes) => {
-            let text = CStr::from_bytes_with_nul(bytes).map_err(|_| Error::NoImage { entry: variant.entry })?;
-            (Module::from_ptx_cstr(text, &[]), false)
-        }
+        Image::Ptx(text) => (Module::from_ptx_cstr(text, &[]), false),
     };
     let module = module.map_err(driver::from_cust("cuModuleLoadDataEx"))?;
     let function = module.get_function(variant.entry).map_err(driver::from_cust("cuModuleGetFunction"))?.to_raw();
