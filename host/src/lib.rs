@@ -1,10 +1,12 @@
 //! Lightning Attention-2 (causal linear attention with per-head decay), forward and backward.
 
+pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
 pub mod plan;
 pub mod problem;
+pub mod reference;
 mod slopes;
 mod view;
 

@@ -197,6 +197,9 @@ impl Region {
     /// whole extent of the ones below it.
     fn check_rows_disjoint(&self, output: &'static str) -> Result<()> {
         let Extent { shape, strides } = self.extent;
+        if shape.contains(&0) {
+            return Ok(());
+        }
         let mut axes = [(strides.batch, shape[0]), (strides.head, shape[1]), (strides.row, shape[2])];
         axes.sort_unstable();
         let mut extent = shape[3];
@@ -214,7 +217,7 @@ impl Region {
     fn overlaps(&self, other: &Region) -> bool {
         let bytes = |r: &Region| {
             let span = r.extent.span().unwrap_or(usize::MAX) as u64 * r.dtype.size() as u64;
-            (r.address, r.address + span)
+            (r.address, r.address.saturating_add(span))
         };
         let ((a0, a1), (b0, b1)) = (bytes(self), bytes(other));
         if a0 >= b1 || b0 >= a1 || a0 == a1 || b0 == b1 {

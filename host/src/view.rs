@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use half::slice::HalfFloatSliceExt;
+
 /// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
@@ -41,10 +43,14 @@ pub trait Element: Copy + Send + Sync + 'static {
     fn to_f32(self) -> f32;
     /// The nearest value of this type, ties to even.
     fn from_f32(x: f32) -> Self;
+    /// [`Element::to_f32`] of a row; both slices have one length.
+    fn widen(row: &[Self], out: &mut [f32]);
+    /// [`Element::from_f32`] of a row; both slices have one length.
+    fn narrow(row: &[f32], out: &mut [Self]);
 }
 
 macro_rules! element {
-    ($ty:ty, $dtype:ident, $to:expr, $from:expr) => {
+    ($ty:ty, $dtype:ident, $to:expr, $from:expr, $widen:expr, $narrow:expr) => {
         impl Element for $ty {
             const DTYPE: DType = DType::$dtype;
             #[inline(always)]
@@ -55,12 +61,41 @@ macro_rules! element {
             fn from_f32(x: f32) -> Self {
                 $from(x)
             }
+            #[inline]
+            fn widen(row: &[Self], out: &mut [f32]) {
+                $widen(row, out)
+            }
+            #[inline]
+            fn narrow(row: &[f32], out: &mut [Self]) {
+                $narrow(out, row)
+            }
         }
     };
 }
-element!(f32, F32, core::convert::identity, core::convert::identity);
-element!(half::f16, F16, half::f16::to_f32, half::f16::from_f32);
-element!(half::bf16, Bf16, half::bf16::to_f32, half::bf16::from_f32);
+element!(
+    f32,
+    F32,
+    core::convert::identity,
+    core::convert::identity,
+    |row: &[f32], out: &mut [f32]| out.copy_from_slice(row),
+    <[f32]>::copy_from_slice
+);
+element!(
+    half::f16,
+    F16,
+    half::f16::to_f32,
+    half::f16::from_f32,
+    <[half::f16]>::convert_to_f32_slice,
+    <[half::f16]>::convert_from_f32_slice
+);
+element!(
+    half::bf16,
+    Bf16,
+    half::bf16::to_f32,
+    half::bf16::from_f32,
+    <[half::bf16]>::convert_to_f32_slice,
+    <[half::bf16]>::convert_from_f32_slice
+);
 
 /// The two contiguous memory orders in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
