@@ -100,9 +100,11 @@ fn a_thread_without_a_context() {
             let mut attention = gpu.engine.prepare(&problem).unwrap();
             set.enqueue(&mut attention, &gpu.stream, Pass::Forward).unwrap();
             set.enqueue(&mut attention, &gpu.stream, Pass::Backward).unwrap();
+            attention
         };
-        scope.spawn(run).join().unwrap();
+        let attention = scope.spawn(run).join().unwrap();
+        gpu.stream.synchronize().unwrap();
+        scope.spawn(|| drop(attention)).join().unwrap();
     });
-    gpu.stream.synchronize().unwrap();
     set.refuse_nan().unwrap();
 }

@@ -9,9 +9,9 @@
 //! 4. [`Attention::forward_blocking`] and [`Attention::backward_blocking`] run a pass and wait for it. They are safe.
 //!
 //! ```no_run
-//! use cust::stream::{Stream, StreamFlags};
 //! use half::bf16;
-//! use lightning_attention::cuda::{self, DeviceView, DeviceViewMut, Engine, cust};
+//! use lightning_attention::cuda::cust::stream::{Stream, StreamFlags};
+//! use lightning_attention::cuda::{self, DeviceView, DeviceViewMut, Engine};
 //! use lightning_attention::{Forward, Layout, Problem};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -241,6 +241,12 @@ impl Engine {
         self_test::run(self)
     }
 }
+
+const _: () = {
+    const fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<Engine>();
+    is_send_and_sync::<Attention>();
+};
 
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

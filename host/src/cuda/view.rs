@@ -2,6 +2,7 @@
 
 use core::marker::PhantomData;
 
+use cust::error::CudaError;
 use cust::memory::{CopyDestination, DeviceBuffer, DeviceCopy, DeviceSlice};
 use half::slice::HalfFloatSliceExt;
 use half::vec::HalfBitsVecExt;
@@ -9,7 +10,7 @@ use half::{bf16, f16};
 
 use super::driver::from_cust;
 use crate::problem::Region;
-use crate::{DType, Element, Extent, Layout, Result};
+use crate::{DType, Element, Error, Extent, Layout, Result};
 
 /// An element type with its stand-in in cust's buffers. cust knows an older `half` only, so 16-bit floats are kept as
 /// their bits, `u16`.
@@ -50,15 +51,18 @@ sixteen_bit!(bf16, f16);
 /// Copies `values` into a new device buffer of the current context.
 ///
 /// # Errors
-/// [`Error::Driver`](crate::Error::Driver) when the driver cannot allocate or copy.
+/// [`Error::OutOfMemory`]; [`Error::Driver`] when no context is current or work enqueued before failed.
 pub fn upload<T: DeviceElement>(values: &[T]) -> Result<DeviceBuffer<T::Storage>> {
-    DeviceBuffer::from_slice(T::to_storage(values)).map_err(from_cust("cuMemcpyHtoD"))
+    DeviceBuffer::from_slice(T::to_storage(values)).map_err(|error| match error {
+        CudaError::OutOfMemory => Error::OutOfMemory { what: "buffer", bytes: size_of_val(values) },
+        error => from_cust("cuMemcpyHtoD")(error),
+    })
 }
 
 /// Copies a device buffer back. Waits for the work enqueued on cust's streams before.
 ///
 /// # Errors
-/// [`Error::Driver`](crate::Error::Driver) when the copy, or work enqueued before it, failed.
+/// [`Error::Driver`] when the copy, or work enqueued before it, failed.
 pub fn download<T: DeviceElement>(buffer: &DeviceBuffer<T::Storage>) -> Result<Vec<T>> {
     let mut storage = vec![T::Storage::default(); buffer.len()];
     if !storage.is_empty() {
@@ -150,5 +154,30 @@ pub struct RawTensor {
 impl RawTensor {
     pub(super) fn region(&self) -> Region {
         Region { address: self.ptr, len: None, dtype: self.dtype, extent: self.extent }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cust::memory::DevicePointer;
+
+    use super::*;
+
+    #[test]
+    fn offsets_count_elements_and_end_with_the_buffer() {
+        // SAFETY: an address and a length, which nobody follows.
+        let slice = unsafe { DeviceSlice::from_raw_parts(DevicePointer::from_raw(0x1000), 100) };
+        let extent = Extent::contiguous([1, 1, 1, 8], Layout::Bhnd);
+        let at = |offset| region::<bf16>(&slice, offset, extent);
+        assert_eq!((at(0).address, at(0).len), (0x1000, Some(100)));
+        assert_eq!((at(24).address, at(24).len), (0x1030, Some(76)));
+        assert_eq!(at(101).len, Some(0));
+    }
+
+    #[test]
+    fn storage_keeps_the_bits() {
+        let values = [f16::ONE, f16::from_bits(0x7e01)];
+        assert_eq!(f16::to_storage(&values), [0x3c00, 0x7e01]);
+        assert_eq!(f16::from_storage(vec![0x3c00]), [f16::ONE]);
     }
 }
