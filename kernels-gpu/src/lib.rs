@@ -6,5 +6,18 @@
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, stdarch_nvptx, asm_experimental_arch))]
 
+#[cfg(feature = "sim")]
+extern crate std;
+
 pub mod abi;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+mod decay;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+pub mod device;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+mod element;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+pub mod kernels;
+#[cfg(any(target_arch = "nvptx64", feature = "sim"))]
+mod tile;
 pub mod variants;

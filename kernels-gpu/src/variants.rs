@@ -76,6 +76,9 @@ macro_rules! for_each_variant {
     };
 }
 
+#[cfg_attr(not(any(target_arch = "nvptx64", feature = "sim")), expect(unused_imports))]
+pub(crate) use for_each_variant;
+
 macro_rules! rows {
     ($($entry:ident: $op:ident, $arch:ident, $element:ident, $key_tile:literal, $stages:literal, $threads:literal, $min_blocks:literal;)*) => {
         /// Every kernel there is.

@@ -16,6 +16,7 @@ pub mod sim;
 #[cfg(not(target_arch = "nvptx64"))]
 use sim as imp;
 
+#[rustfmt::skip] // would sort the list and leave its comments behind
 pub use imp::{
     // thread: fn() -> u32
     block_idx_x, block_idx_y, block_idx_z, thread_idx_x,
@@ -25,6 +26,8 @@ pub use imp::{
     dynamic_smem,
     // arithmetic: fn(f32) -> f32 = ex2.approx.ftz.f32
     ex2_approx_ftz,
+    // fn(f32) -> f32: the same value, of which the compiler knows nothing; keeps what follows inside a loop
+    opaque,
     // conversion: fn(lo: f32, hi: f32) -> u32, round to nearest even; fn(u32) -> [f32; 2] (lo, hi)
     cvt_f32_f16x2, cvt_rn_bf16x2_f32, cvt_rn_f16x2_f32,
     // shared memory: unsafe fn(addr: u32) -> …, unsafe fn(addr: u32, value)

@@ -72,6 +72,15 @@ pub fn ex2_approx_ftz(x: f32) -> f32 {
     y
 }
 
+/// No instruction: the compiler takes the result for a new value. What is computed from it in a loop stays in the loop,
+/// which costs a multiplication where hoisting would cost a register.
+#[inline(always)]
+pub fn opaque(mut x: f32) -> f32 {
+    // SAFETY: emits a comment.
+    unsafe { asm!("// {0}", inout(reg32) x, options(nomem, nostack)) }
+    x
+}
+
 /// `cvt.rn.bf16x2.f32` (9.7.9.21).
 #[inline(always)]
 pub fn cvt_rn_bf16x2_f32(lo: f32, hi: f32) -> u32 {

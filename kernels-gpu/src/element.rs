@@ -1,0 +1,55 @@
+//! The 16-bit element types of the tensors.
+
+use crate::device::{cvt_f32_f16x2, cvt_rn_bf16x2_f32, cvt_rn_f16x2_f32, mma_m16n8k16_bf16, mma_m16n8k16_f16};
+
+/// A 16-bit type: how pairs of it are converted and multiplied.
+pub trait Element {
+    /// Rounds two values to nearest even; `lo` goes to the lower half.
+    fn pack(lo: f32, hi: f32) -> u32;
+    /// The two values, lower half first.
+    fn unpack(pair: u32) -> [f32; 2];
+    /// D += A B on 16×16 by 16×8 fragments, f32 accumulation. All lanes of the warp together.
+    fn mma(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]);
+
+    /// Multiplies a pair by two f32 factors, rounding once.
+    #[inline(always)]
+    fn scale(pair: u32, factors: [f32; 2]) -> u32 {
+        let [lo, hi] = Self::unpack(pair);
+        Self::pack(lo * factors[0], hi * factors[1])
+    }
+}
+
+/// bfloat16.
+pub struct Bf16;
+/// IEEE half precision.
+pub struct F16;
+
+impl Element for Bf16 {
+    #[inline(always)]
+    fn pack(lo: f32, hi: f32) -> u32 {
+        cvt_rn_bf16x2_f32(lo, hi)
+    }
+    #[inline(always)]
+    fn unpack(pair: u32) -> [f32; 2] {
+        [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
+    }
+    #[inline(always)]
+    fn mma(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+        mma_m16n8k16_bf16(d, a, b);
+    }
+}
+
+impl Element for F16 {
+    #[inline(always)]
+    fn pack(lo: f32, hi: f32) -> u32 {
+        cvt_rn_f16x2_f32(lo, hi)
+    }
+    #[inline(always)]
+    fn unpack(pair: u32) -> [f32; 2] {
+        cvt_f32_f16x2(pair)
+    }
+    #[inline(always)]
+    fn mma(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+        mma_m16n8k16_f16(d, a, b);
+    }
+}

@@ -1,0 +1,180 @@
+//! The kernels themselves, on the simulator, against the oracle: planned, launched and addressed as on a GPU.
+
+mod common;
+
+use common::cases::{self, Case, Placement, SLOPES};
+use common::{Backend, run_cases};
+use lightning_attention::plan::{Auxiliary, Device, Launch, ROW_ALIGNMENT};
+use lightning_attention::problem::Region;
+use lightning_attention::{Backward, DType, Element, Forward, Plan, Problem, Result, Slopes, View, ViewMut};
+use lightning_attention_kernels::device::sim::{self, Buffer, GlobalMemory, Schedule};
+use lightning_attention_kernels::kernels;
+use lightning_attention_kernels::variants::VARIANTS;
+
+/// A GPU with few multiprocessors, so that small problems are planned as large ones are on a large GPU.
+const SMALL_GPU: Device =
+    Device { compute_capability: (8, 0), multiprocessors: 4, shared_bytes_per_multiprocessor: 100 * 1024 };
+
+/// Runs plans on the simulator.
+#[derive(Clone, Copy, Default)]
+struct Simulator {
+    /// Pins the number of segments.
+    segments: Option<u32>,
+    schedule: Schedule,
+}
+
+impl Backend for Simulator {
+    fn forward<T: Element>(&self, problem: &Problem, t: Forward<View<'_, T>, ViewMut<'_, T>>) -> Result<()> {
+        let (plan, mut scratch) = self.prepare(problem)?;
+        let mut memory = GlobalMemory::new();
+        let aux = scratch.register(&mut memory);
+        let tensors = Forward {
+            q: input(&mut memory, "q", t.q),
+            k: input(&mut memory, "k", t.k),
+            v: input(&mut memory, "v", t.v),
+            o: output(&mut memory, "o", t.o),
+        };
+        problem.check_forward(&tensors, ROW_ALIGNMENT)?;
+        self.run(plan.forward_launches(&tensors, aux).iter(), &memory);
+        Ok(())
+    }
+
+    fn backward<T: Element>(&self, problem: &Problem, t: Backward<View<'_, T>, ViewMut<'_, T>>) -> Result<()> {
+        let (plan, mut scratch) = self.prepare(problem)?;
+        let mut memory = GlobalMemory::new();
+        let aux = scratch.register(&mut memory);
+        let tensors = Backward {
+            q: input(&mut memory, "q", t.q),
+            k: input(&mut memory, "k", t.k),
+            v: input(&mut memory, "v", t.v),
+            do_: input(&mut memory, "do_", t.do_),
+            dq: output(&mut memory, "dq", t.dq),
+            dk: output(&mut memory, "dk", t.dk),
+            dv: output(&mut memory, "dv", t.dv),
+        };
+        problem.check_backward(&tensors, ROW_ALIGNMENT)?;
+        self.run(plan.backward_launches(&tensors, aux).iter(), &memory);
+        Ok(())
+    }
+}
+
+impl Simulator {
+    fn prepare(&self, problem: &Problem) -> Result<(Plan, Scratch)> {
+        let mut plan = Plan::new(problem, SMALL_GPU)?;
+        if let Some(segments) = self.segments {
+            plan = plan.with_segments(segments, segments);
+        }
+        let slopes = Buffer::new(problem.validate()?);
+        let workspace = Buffer::new(vec![f32::NAN; plan.workspace_bytes() / 4]);
+        Ok((plan, Scratch { slopes, workspace }))
+    }
+
+    fn run<'a>(&self, launches: impl Iterator<Item = &'a Launch>, memory: &GlobalMemory<'_>) {
+        for launch in launches {
+            let variant = launch.variant;
+            let body = kernels::body_of(variant.entry).expect("every row of the table has a body");
+            let config = sim::Launch {
+                name: variant.entry,
+                grid: launch.grid,
+                threads: variant.threads,
+                shared_bytes: variant.shared_bytes,
+                schedule: self.schedule,
+            };
+            // SAFETY: the simulator checks every access of the kernel.
+            let kernel = || unsafe { body(&launch.params) };
+            sim::launch(&config, memory, &kernel).unwrap_or_else(|fault| panic!("{fault}"));
+        }
+    }
+}
+
+/// What the kernels use beside the tensors. The workspace is NaN, and reading it before it is written a fault.
+struct Scratch {
+    slopes: Buffer<f32>,
+    workspace: Buffer<f32>,
+}
+
+impl Scratch {
+    fn register<'a>(&'a mut self, memory: &mut GlobalMemory<'a>) -> Auxiliary {
+        Auxiliary {
+            slopes: memory.input("slopes", &self.slopes),
+            workspace: memory.output("workspace", &mut self.workspace),
+        }
+    }
+}
+
+fn input<'a, T: Element>(memory: &mut GlobalMemory<'a>, name: &'static str, view: View<'a, T>) -> Region {
+    // SAFETY: an `Element` is a plain number.
+    let bytes = unsafe { core::slice::from_raw_parts(view.data.as_ptr().cast::<u8>(), size_of_val(view.data)) };
+    Region { address: memory.input(name, bytes), len: Some(view.data.len()), dtype: T::DTYPE, extent: view.extent }
+}
+
+fn output<'a, T: Element>(memory: &mut GlobalMemory<'a>, name: &'static str, view: ViewMut<'a, T>) -> Region {
+    let (len, size) = (Some(view.data.len()), size_of_val(view.data));
+    // SAFETY: as above.
+    let bytes = unsafe { core::slice::from_raw_parts_mut(view.data.as_mut_ptr().cast::<u8>(), size) };
+    Region { address: memory.output(name, bytes), len, dtype: T::DTYPE, extent: view.extent }
+}
+
+#[test]
+fn every_variant() {
+    run_cases(&cases::sim(), &Simulator::default());
+}
+
+#[test]
+fn the_cases_reach_every_variant() {
+    let mut reached = Vec::new();
+    for case in cases::sim() {
+        reached.extend(Plan::new(&case.problem(), SMALL_GPU).unwrap().variants());
+    }
+    for variant in VARIANTS {
+        assert!(reached.contains(&variant), "no case runs {}", variant.entry);
+    }
+}
+
+/// Sequences of four chunks and a bit, the six slopes as heads.
+fn long_cases() -> Vec<Case> {
+    [(DType::Bf16, 128, 64), (DType::F16, 64, 128)]
+        .map(|(dtype, d, e)| Case::new("segments", dtype, [1, 6, 273, d, e]).slopes(Slopes::Custom(SLOPES.to_vec())))
+        .into()
+}
+
+#[test]
+fn any_number_of_segments() {
+    for segments in [1, 2, 3, 5] {
+        run_cases(&long_cases(), &Simulator { segments: Some(segments), ..Simulator::default() });
+    }
+}
+
+#[test]
+fn any_order_of_threads_and_blocks() {
+    let bits = |schedule| {
+        let backend = Simulator { segments: Some(3), schedule };
+        let case = Case::new("schedule", DType::Bf16, [1, 2, 150, 128, 64]);
+        let inputs = cases::Inputs::<half::bf16>::new(&case);
+        let [dq, dk, dv] = common::backward(&case, &inputs, &backend);
+        [common::forward(&case, &inputs, &backend), dq, dk, dv]
+    };
+    let expected = bits(Schedule::InOrder);
+    for schedule in [Schedule::Reversed, Schedule::Seeded(1), Schedule::Seeded(2)] {
+        for (name, (got, expected)) in ["o", "dq", "dk", "dv"].iter().zip(bits(schedule).iter().zip(&expected)) {
+            assert_eq!(got.first_difference(expected), None, "`{name}` depends on the order of threads ({schedule:?})");
+        }
+    }
+}
+
+#[test]
+fn any_layout() {
+    use Placement::*;
+    for layout in [Bnhd, Packed, Padded] {
+        let place = |dims: [usize; 2]| {
+            let [d, e] = dims;
+            Case::new("layout", DType::Bf16, [2, 3, 130, d, e]).layout(layout).scale(0.125)
+        };
+        run_cases(&[[64, 64], [72, 40], [128, 64]].map(place), &Simulator::default());
+    }
+}
+
+#[test]
+fn no_rows() {
+    run_cases(&[Case::new("no rows", DType::Bf16, [2, 3, 0, 64, 64])], &Simulator::default());
+}
