@@ -3,6 +3,9 @@
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(all(test, not(feature = "cuda")))]
+#[path = "cuda/embedded.rs"]
+mod embedded;
 mod error;
 pub mod plan;
 pub mod problem;
