@@ -109,7 +109,7 @@ fn table(kernels: &BTreeMap<String, PathBuf>, cubins: &BTreeMap<String, Vec<(Str
         let target = source.lines().find_map(|line| line.strip_prefix(".target ")).expect("PTX names its target");
         let _ = write!(
             table,
-            "Kernel {{ entry: {entry:?}, target: Target::parse({target:?}), ptx: ptx(concat!(include_str!({ptx:?}), \"\\0\")), cubins: &["
+            "Kernel {{ entry: {entry:?}, target: Target::parse({target:?}), ptx: concat!(include_str!({ptx:?}), \"\\0\"), cubins: &["
         );
         for (arch, path) in cubins.get(entry).into_iter().flatten() {
             let _ = write!(table, "(Target::parse({arch:?}), &Aligned(*include_bytes!({path:?})).0), ");

@@ -149,6 +149,20 @@ pub enum Error {
         /// Name of the argument.
         argument: &'static str,
     },
+    /// An address is not that of device memory.
+    #[error("`{argument}` is at address {address:#x}, expected device memory")]
+    NotDeviceMemory {
+        /// Name of the argument.
+        argument: &'static str,
+        /// Address given.
+        address: u64,
+    },
+    /// The library was built without this kernel.
+    #[error("kernel `{entry}` is not embedded in this build")]
+    NoImage {
+        /// Entry name of the kernel.
+        entry: &'static str,
+    },
     /// A driver call failed in a way that none of the above describes.
     #[error("{call} failed: {name} ({code})")]
     Driver {

@@ -1,6 +1,8 @@
 //! Lightning Attention-2 (causal linear attention with per-head decay), forward and backward.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 #[cfg(all(test, not(feature = "cuda")))]
 #[path = "cuda/embedded.rs"]
 mod embedded;

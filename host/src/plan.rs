@@ -158,19 +158,17 @@ impl Plan {
         self.forward.workspace_bytes.max(self.backward.workspace_bytes)
     }
 
-    /// The kernels this plan can launch.
+    /// The kernels this plan launches.
     pub fn variants(&self) -> Vec<&'static Variant> {
-        let mut used: Vec<&'static Variant> = Vec::new();
-        let tiles = [tile(self.problem.head_dim), tile(self.problem.value_dim)];
-        for op in [Op::ChunkState, Op::StateScan, Op::ChunkOutput] {
-            for key_tile in tiles {
-                let variant = find(op, self.problem.dtype, key_tile);
-                if !used.contains(&variant) {
-                    used.push(variant);
-                }
-            }
+        let [key_tile, value_tile] = [self.problem.head_dim, self.problem.value_dim].map(tile);
+        let mut used = vec![(Op::ChunkOutput, key_tile), (Op::ChunkOutput, value_tile)];
+        if self.forward.segments.max(self.backward.segments) > 1 {
+            used.extend([(Op::ChunkState, key_tile), (Op::StateScan, 0)]);
         }
-        used
+        let mut variants: Vec<&'static Variant> =
+            used.into_iter().map(|(op, key_tile)| find(op, self.problem.dtype, key_tile)).collect();
+        variants.dedup();
+        variants
     }
 
     /// The launches of a forward pass. The tensors must have passed [`Problem::check_forward`].

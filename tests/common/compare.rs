@@ -119,6 +119,11 @@ impl Errors {
         other.0.iter().for_each(|&(output, error)| self.record(output, error));
     }
 
+    /// Each output with its error.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        self.0.iter().copied()
+    }
+
     /// The largest of all.
     pub fn max(&self) -> f64 {
         self.0.iter().fold(0.0, |worst, &(_, error)| worst.max(error))

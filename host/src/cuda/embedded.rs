@@ -18,7 +18,8 @@ pub(crate) enum Image {
 struct Kernel {
     entry: &'static str,
     target: Target,
-    ptx: &'static CStr,
+    /// NUL-terminated. Made a C string at run time: in a constant the compiler would walk it byte by byte.
+    ptx: &'static str,
     cubins: &'static [(Target, &'static [u8])],
 }
 
@@ -76,7 +77,8 @@ fn choose(kernels: &[Kernel], entry: &str, capability: (u32, u32)) -> Option<Ima
     if let Some((_, code)) = cubins.max_by_key(|(target, _)| target.minor) {
         return Some(Image::Cubin(code));
     }
-    kernel.target.ptx_runs_on(capability).then_some(Image::Ptx(kernel.ptx))
+    let ptx = CStr::from_bytes_with_nul(kernel.ptx.as_bytes()).ok()?;
+    kernel.target.ptx_runs_on(capability).then_some(Image::Ptx(ptx))
 }
 
 #[cfg(feature = "cuda")]
@@ -87,19 +89,11 @@ include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 #[repr(C, align(16))]
 struct Aligned<const LEN: usize>([u8; LEN]);
 
-#[cfg(feature = "cuda")]
-const fn ptx(text: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(text.as_bytes()) {
-        Ok(text) => text,
-        Err(_) => panic!("PTX holds no NUL"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PTX: &CStr = c"source";
+    const PTX: &str = "source\0";
     const KERNELS_OF_THE_TEST: &[Kernel] = &[
         Kernel {
             entry: "portable",
@@ -125,7 +119,7 @@ mod tests {
     #[test]
     fn the_closest_form_is_chosen() {
         let cubin = |code: &'static str| Some(Image::Cubin(code.as_bytes()));
-        let ptx = Some(Image::Ptx(PTX));
+        let ptx = Some(Image::Ptx(c"source"));
         let cases = [
             ("portable", (7, 5), None),
             ("portable", (8, 0), cubin("80")),

@@ -1,0 +1,60 @@
+//! Measures every recorded shape in one run and appends the figures to a CSV file:
+//! `cargo bench --features cuda --bench record -- --csv benches/records/h200/2026-12-01.csv`.
+//!
+//! Takes less than two minutes on an H200. Without a GPU it measures small shapes on the CPU.
+
+mod common;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Parser;
+use common::{Machine, Measurement, SMALL, Shape, cpu, record, report};
+use lightning_attention::DType;
+
+#[derive(Parser)]
+struct Options {
+    /// Appends the figures to this file.
+    #[arg(long, value_name = "PATH")]
+    csv: Option<PathBuf>,
+    /// Shapes to measure instead of the recorded ones.
+    #[arg(long = "shape", value_name = "B,H,N,D,E")]
+    shapes: Vec<Shape>,
+    /// Also compares the results with the f64 recurrence.
+    #[arg(long)]
+    compare: bool,
+    /// What cargo passes to every bench.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    #[cfg(feature = "cuda")]
+    match common::gpu::Gpu::new(0) {
+        Ok(gpu) => {
+            let measure = |shape: &Shape| gpu.measure(shape, DType::Bf16, options.compare);
+            return measure_all(&options, &common::SUITE, &gpu.machine, measure);
+        }
+        Err(error) => eprintln!("running on the CPU: {error}"),
+    }
+    let measure = |shape: &Shape| cpu::measure(shape, DType::Bf16, cpu::Effort::SHORT, options.compare);
+    measure_all(&options, &SMALL, &cpu::machine(), measure)
+}
+
+fn measure_all(
+    options: &Options,
+    shapes: &[Shape],
+    machine: &Machine,
+    measure: impl Fn(&Shape) -> Result<Measurement>,
+) -> Result<()> {
+    println!("{}", report::heading(machine));
+    for shape in if options.shapes.is_empty() { shapes } else { &options.shapes } {
+        let measurement = measure(shape)?;
+        println!("{}", report::lines(machine, &measurement));
+        if let Some(path) = &options.csv {
+            record::append(path, machine, &record::of(&measurement))?;
+        }
+    }
+    Ok(())
+}

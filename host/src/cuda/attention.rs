@@ -1,0 +1,232 @@
+use core::fmt;
+
+use cust::stream::Stream;
+use cust::sys::{self, CUstream};
+
+use super::driver::{self, Memory};
+use super::launch::launch;
+use super::module::Kernel;
+use super::view::{DeviceElement, DeviceView, DeviceViewMut, RawTensor};
+use super::{Engine, LoadTime};
+use crate::plan::{Auxiliary, Launches, ROW_ALIGNMENT};
+use crate::problem::Region;
+use crate::{Backward, Forward, Plan, Problem, Result};
+
+/// A problem made ready on a GPU: kernels loaded, slopes and workspace in device memory. Runs any number of passes.
+///
+/// May be moved to another thread. Its workspace serves one pass at a time; see the [module](super) for what that asks
+/// of a caller who does not wait.
+#[derive(Debug)]
+pub struct Attention {
+    plan: Plan,
+    kernels: Vec<Kernel>,
+    auxiliary: Auxiliary,
+    check_pointers: bool,
+    // Fields drop in this order: memory before the engine that may be its context's last owner.
+    _slopes: Memory,
+    _workspace: Option<Memory>,
+    engine: Engine,
+}
+
+impl Attention {
+    pub(super) fn new(engine: Engine, plan: Plan, workspace: u64, owned: Option<Memory>) -> Result<Self> {
+        let slopes = Memory::of(&engine.shared.context, "slopes", &plan.problem().validate()?)?;
+        let kernels =
+            plan.variants().into_iter().map(|v| engine.shared.modules.kernel(v)).collect::<Result<Vec<Kernel>>>()?;
+        let auxiliary = Auxiliary { slopes: slopes.address(), workspace };
+        Ok(Attention { plan, kernels, auxiliary, check_pointers: true, _slopes: slopes, _workspace: owned, engine })
+    }
+
+    /// The problem.
+    pub fn problem(&self) -> &Problem {
+        self.plan.problem()
+    }
+
+    /// How it is run.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The engine that prepared this.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Whether [`Attention::forward_raw`] and [`Attention::backward_raw`] ask the driver what their pointers are, which
+    /// costs some hundred nanoseconds for each tensor. On at first; the typed calls always ask.
+    pub fn check_raw_pointers(&mut self, check: bool) {
+        self.check_pointers = check;
+    }
+
+    /// Runs the forward pass on `stream` and waits for the stream.
+    ///
+    /// # Errors
+    /// Those of [`Problem::check_forward`] with rows aligned to 16 bytes;
+    /// [`Error::WrongContext`](crate::Error::WrongContext), [`Error::NotDeviceMemory`](crate::Error::NotDeviceMemory);
+    /// [`Error::Driver`](crate::Error::Driver) when the launch, or work enqueued before it, failed.
+    pub fn forward_blocking<T: DeviceElement>(
+        &mut self,
+        stream: &Stream,
+        tensors: Forward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
+    ) -> Result<()> {
+        // SAFETY: the views borrow their buffers until the stream has passed the work.
+        let enqueued = unsafe { self.forward(stream, tensors) };
+        self.wait(stream, enqueued)
+    }
+
+    /// Runs the backward pass on `stream` and waits for the stream.
+    ///
+    /// # Errors
+    /// As [`Attention::forward_blocking`], with [`Problem::check_backward`].
+    pub fn backward_blocking<T: DeviceElement>(
+        &mut self,
+        stream: &Stream,
+        tensors: Backward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
+    ) -> Result<()> {
+        // SAFETY: the views borrow their buffers until the stream has passed the work.
+        let enqueued = unsafe { self.backward(stream, tensors) };
+        self.wait(stream, enqueued)
+    }
+
+    /// Enqueues the forward pass on `stream`.
+    ///
+    /// # Safety
+    /// Until the stream has passed the work, the buffers must stay allocated, nothing else may write the inputs or touch
+    /// the output, `self` must live, and it may be enqueued on other streams only in an order that events enforce.
+    ///
+    /// # Errors
+    /// As [`Attention::forward_blocking`], except for failures of the kernels themselves.
+    pub unsafe fn forward<T: DeviceElement>(
+        &mut self,
+        stream: &Stream,
+        tensors: Forward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
+    ) -> Result<()> {
+        let Forward { q, k, v, o } = tensors;
+        let regions = Forward { q: q.region, k: k.region, v: v.region, o: o.region };
+        // SAFETY: by this function's contract.
+        unsafe { self.forward_regions(stream.as_inner(), regions, true) }
+    }
+
+    /// Enqueues the backward pass on `stream`.
+    ///
+    /// # Safety
+    /// As [`Attention::forward`].
+    ///
+    /// # Errors
+    /// As [`Attention::backward_blocking`], except for failures of the kernels themselves.
+    pub unsafe fn backward<T: DeviceElement>(
+        &mut self,
+        stream: &Stream,
+        tensors: Backward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
+    ) -> Result<()> {
+        let Backward { q, k, v, do_, dq, dk, dv } = tensors;
+        let regions = Backward {
+            q: q.region,
+            k: k.region,
+            v: v.region,
+            do_: do_.region,
+            dq: dq.region,
+            dk: dk.region,
+            dv: dv.region,
+        };
+        // SAFETY: by this function's contract.
+        unsafe { self.backward_regions(stream.as_inner(), regions, true) }
+    }
+
+    /// Enqueues the forward pass on a raw stream (null: the legacy default stream), on tensors given by address.
+    ///
+    /// # Safety
+    /// As [`Attention::forward`]; besides, `stream` must be a live stream, and every address must be that of memory as
+    /// large as its extent reaches.
+    ///
+    /// # Errors
+    /// As [`Attention::forward`]; with [`Attention::check_raw_pointers`] off, pointers are checked for null and
+    /// alignment only.
+    pub unsafe fn forward_raw(&mut self, stream: CUstream, tensors: Forward<RawTensor, RawTensor>) -> Result<()> {
+        let Forward { q, k, v, o } = tensors;
+        let regions = Forward { q: q.region(), k: k.region(), v: v.region(), o: o.region() };
+        // SAFETY: by this function's contract.
+        unsafe { self.forward_regions(stream, regions, self.check_pointers) }
+    }
+
+    /// Enqueues the backward pass on a raw stream, on tensors given by address.
+    ///
+    /// # Safety
+    /// As [`Attention::forward_raw`].
+    ///
+    /// # Errors
+    /// As [`Attention::forward_raw`].
+    pub unsafe fn backward_raw(&mut self, stream: CUstream, tensors: Backward<RawTensor, RawTensor>) -> Result<()> {
+        let Backward { q, k, v, do_, dq, dk, dv } = tensors;
+        let regions = Backward {
+            q: q.region(),
+            k: k.region(),
+            v: v.region(),
+            do_: do_.region(),
+            dq: dq.region(),
+            dk: dk.region(),
+            dv: dv.region(),
+        };
+        // SAFETY: by this function's contract.
+        unsafe { self.backward_regions(stream, regions, self.check_pointers) }
+    }
+
+    unsafe fn forward_regions(&self, stream: CUstream, t: Forward<Region, Region>, pointers: bool) -> Result<()> {
+        self.problem().check_forward(&t, ROW_ALIGNMENT)?;
+        let regions = [("q", t.q), ("k", t.k), ("v", t.v), ("o", t.o)];
+        let launches = self.plan.forward_launches(&t, self.auxiliary);
+        // SAFETY: the launches were made from checked regions; the rest is the caller's contract.
+        unsafe { self.enqueue(stream, &launches, if pointers { &regions } else { &[] }) }
+    }
+
+    unsafe fn backward_regions(&self, stream: CUstream, t: Backward<Region, Region>, pointers: bool) -> Result<()> {
+        self.problem().check_backward(&t, ROW_ALIGNMENT)?;
+        let regions = [("q", t.q), ("k", t.k), ("v", t.v), ("do_", t.do_), ("dq", t.dq), ("dk", t.dk), ("dv", t.dv)];
+        let launches = self.plan.backward_launches(&t, self.auxiliary);
+        // SAFETY: the launches were made from checked regions; the rest is the caller's contract.
+        unsafe { self.enqueue(stream, &launches, if pointers { &regions } else { &[] }) }
+    }
+
+    /// # Safety
+    /// That of [`launch`] for each of `launches`.
+    unsafe fn enqueue(&self, stream: CUstream, launches: &Launches, pointers: &[(&'static str, Region)]) -> Result<()> {
+        if launches.iter().next().is_none() {
+            return Ok(());
+        }
+        let context = &self.engine.shared.context;
+        context.with(|| {
+            context.check_stream(stream)?;
+            for &(argument, region) in pointers {
+                context.check_pointer(argument, region.address)?;
+            }
+            for next in launches.iter() {
+                let kernel = self.kernels.iter().find(|kernel| core::ptr::eq(kernel.variant, next.variant));
+                let kernel = kernel.expect("`Plan::variants` names every kernel of a plan's launches");
+                // SAFETY: the context is current and the stream is its own; the rest is this function's contract.
+                unsafe { launch(*kernel, next, stream)? };
+            }
+            Ok(())
+        })
+    }
+
+    /// Waits even after an error: a launch before the one that failed may still run.
+    fn wait(&self, stream: &Stream, enqueued: Result<()>) -> Result<()> {
+        let context = &self.engine.shared.context;
+        // SAFETY: the stream is alive, it is borrowed.
+        let synchronize = || unsafe { sys::cuStreamSynchronize(stream.as_inner()) };
+        let waited = context.with(|| driver::check("cuStreamSynchronize", synchronize()));
+        enqueued.and(waited)
+    }
+}
+
+impl fmt::Display for Attention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.plan)?;
+        for LoadTime { entry, time, .. } in self.engine.load_times() {
+            if self.kernels.iter().any(|kernel| kernel.variant.entry == entry) {
+                writeln!(f, "{entry}: loaded in {time:.2?}")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+//! Asynchrony: reruns, graphs, streams, threads.
+
+use lightning_attention::cuda::cust::stream::{Stream, StreamFlags};
+use lightning_attention::{DType, Problem};
+
+use crate::bench::gpu::{Graph, Set};
+use crate::bench::{Pass, SEED};
+use crate::device::{device, exclusive};
+
+/// Cut in segments: all kernels run.
+fn problem() -> Problem {
+    Problem::new(1, 3, 4000, 128, 64)
+}
+
+#[test]
+fn reruns_have_the_same_bits() {
+    let Some(gpu) = device() else { return };
+    let _exclusive = exclusive();
+    for problem in [SEED[0].problem(DType::Bf16), problem()] {
+        let mut set = gpu.set(&problem, 0).unwrap();
+        let mut attention = gpu.engine.prepare(&problem).unwrap();
+        let mut run = || {
+            set.poison().unwrap();
+            for pass in Pass::BOTH {
+                set.enqueue(&mut attention, &gpu.stream, pass).unwrap();
+            }
+            gpu.stream.synchronize().unwrap();
+            set.bits().unwrap()
+        };
+        let first = run();
+        for _ in 0..3 {
+            assert!(run() == first, "{problem:?}: another run gives other bits");
+        }
+    }
+}
+
+#[test]
+fn a_captured_graph_gives_the_same_bits() {
+    let Some(gpu) = device() else { return };
+    let _exclusive = exclusive();
+    let problem = problem();
+    let mut set = gpu.set(&problem, 0).unwrap();
+    let mut attention = gpu.engine.prepare(&problem).unwrap();
+    assert!(attention.plan().forward().segments > 1, "the case is there for several kernels");
+    let enqueue = |attention: &mut _, set: &Set| {
+        Pass::BOTH.into_iter().try_for_each(|pass| set.enqueue(attention, &gpu.stream, pass))
+    };
+    enqueue(&mut attention, &set).unwrap();
+    gpu.stream.synchronize().unwrap();
+    let expected = set.bits().unwrap();
+
+    let graph = Graph::capture(&gpu.stream, |_| enqueue(&mut attention, &set)).unwrap();
+    for _ in 0..2 {
+        set.poison().unwrap();
+        graph.launch(&gpu.stream).unwrap();
+        gpu.stream.synchronize().unwrap();
+        assert!(set.bits().unwrap() == expected, "a replay gives other bits");
+    }
+}
+
+#[test]
+fn two_streams_with_an_attention_each() {
+    let Some(gpu) = device() else { return };
+    let _exclusive = exclusive();
+    let problem = problem();
+    let expected = [0, 1].map(|seed| {
+        let set = gpu.set(&problem, seed).unwrap();
+        let mut attention = gpu.engine.prepare(&problem).unwrap();
+        for pass in Pass::BOTH {
+            set.enqueue(&mut attention, &gpu.stream, pass).unwrap();
+        }
+        gpu.stream.synchronize().unwrap();
+        set.bits().unwrap()
+    });
+    let streams = [0, 1].map(|_| Stream::new(StreamFlags::DEFAULT, None).unwrap());
+    let sets = [0, 1].map(|seed| gpu.set(&problem, seed).unwrap());
+    let mut attentions = [0, 1].map(|_| gpu.engine.prepare(&problem).unwrap());
+    for _ in 0..20 {
+        for pass in Pass::BOTH {
+            for i in [0, 1] {
+                sets[i].enqueue(&mut attentions[i], &streams[i], pass).unwrap();
+            }
+        }
+    }
+    for i in [0, 1] {
+        streams[i].synchronize().unwrap();
+        assert!(sets[i].bits().unwrap() == expected[i], "stream {i} gives other bits");
+    }
+}
+
+/// The engine's calls bring their own context: a thread that has none may plan, prepare, run and drop.
+#[test]
+fn a_thread_without_a_context() {
+    let Some(gpu) = device() else { return };
+    let _exclusive = exclusive();
+    let problem = problem();
+    let set = gpu.set(&problem, 0).unwrap();
+    std::thread::scope(|scope| {
+        let run = || {
+            let mut attention = gpu.engine.prepare(&problem).unwrap();
+            set.enqueue(&mut attention, &gpu.stream, Pass::Forward).unwrap();
+            set.enqueue(&mut attention, &gpu.stream, Pass::Backward).unwrap();
+            attention
+        };
+        let attention = scope.spawn(run).join().unwrap();
+        gpu.stream.synchronize().unwrap();
+        scope.spawn(|| drop(attention)).join().unwrap();
+    });
+    set.refuse_nan().unwrap();
+}
