@@ -80,6 +80,28 @@ pub struct Params {
     pub slabs: u32,
 }
 
+/// What the host makes of a [`TensorMapSource`] for the copy engine; opaque.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TensorMap(pub [u64; 16]);
+
+/// A tensor as the copy engine is to see it: `[batch, head, row, column]`, boxes of `box_rows` rows by 64 16-bit columns,
+/// 128-byte swizzle, zero outside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TensorMapSource {
+    /// Address of element `[0, 0, 0, 0]`, a multiple of 16.
+    pub address: u64,
+    /// Columns, rows, heads, batches.
+    pub dims: [u32; 4],
+    /// Bytes from row to row, head to head, batch to batch; multiples of 16.
+    pub strides: [u64; 3],
+    /// Rows of a box.
+    pub box_rows: u32,
+}
+
+/// Columns of a box: one swizzled panel.
+pub const BOX_COLS: u32 = 64;
+
 const _: () = assert!(size_of::<Rows>() == 32);
 const _: () = assert!(size_of::<Application>() == 152);
 const _: () = assert!(size_of::<Params>() == 3 * 152 + 40);

@@ -39,4 +39,24 @@ pub use imp::{
     cp_async_cg_16, cp_async_commit_group, cp_async_wait_group,
     // matrix (warp): unsafe fn(addr: u32) -> [u32; 4]; fn(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]): D += A B
     ldmatrix_x4, ldmatrix_x4_trans, mma_m16n8k16_bf16, mma_m16n8k16_f16,
+    // sm_90 from here on. Functions that end in `_if` do nothing where their last argument is false.
+    // registers (warpgroup): fn::<N>()
+    setmaxnreg_dec, setmaxnreg_inc,
+    // matrix (warp): unsafe fn(addr: u32, [u32; 4]), one row address a lane as in `ldmatrix`
+    stmatrix_x4,
+    // mbarrier: unsafe fn(addr, count, if); fn(); unsafe fn(addr, if); unsafe fn(addr, bytes, if); unsafe fn(addr, parity)
+    mbarrier_init_if, fence_mbarrier_init, mbarrier_arrive_if, mbarrier_arrive_expect_tx_if, mbarrier_wait_parity,
+    // generic writes to shared memory → asynchronous reads of it: fn()
+    fence_proxy_async,
+    // tensor memory access: unsafe fn(dst, map, [col, row, head, batch], mbarrier, policy, if); unsafe fn(map, coords, src,
+    // policy, if); fn(); fn::<N>(); fn::<N>(); fn() -> u64
+    cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if, cp_async_bulk_commit_group,
+    cp_async_bulk_wait_group, cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal,
+    // asynchronous products (warpgroup), B in shared memory behind a descriptor, A in registers: unsafe
+    // fn::<TRANS_B>(d, a, descriptor, accumulate); `TRANS_B` = 1 for B stored [k, n]
+    wgmma_m64n64k16_bf16, wgmma_m64n64k16_f16, wgmma_m64n128k16_bf16, wgmma_m64n128k16_f16,
+    // fn(); fn(); fn::<N, R>(&mut [f32; R]): `R` = 32 or 64 accumulator registers that the wait makes readable
+    wgmma_fence, wgmma_commit_group, wgmma_wait_group,
+    // after the wait: unsafe fn(&[u32; 16], scratch: u32), a use of registers that products read
+    keep_alive,
 };

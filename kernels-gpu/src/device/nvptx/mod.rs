@@ -2,6 +2,9 @@
 
 use core::arch::{asm, global_asm, nvptx};
 
+mod sm90;
+pub use sm90::*;
+
 global_asm!(".extern .shared .align 1024 .b8 dynamic_smem[];");
 
 /// `%tid.x` (10.1).
