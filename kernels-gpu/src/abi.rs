@@ -78,7 +78,16 @@ pub struct Params {
     pub segment_len: u32,
     /// Value-dim slabs of 64 columns, one per block.
     pub slabs: u32,
+    /// Blocks that share a slab of a segment: each carries the state along, and outputs every so manieth chunk.
+    pub sharers: u32,
+    /// Nothing.
+    pub padding: u32,
 }
+
+/// Tensor maps of a launch: of each application x, y, z, o.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TensorMaps(pub [TensorMap; 4 * MAX_APPLICATIONS]);
 
 /// What the host makes of a [`TensorMapSource`] for the copy engine; opaque.
 #[repr(C)]
@@ -104,5 +113,5 @@ pub const BOX_COLS: u32 = 64;
 
 const _: () = assert!(size_of::<Rows>() == 32);
 const _: () = assert!(size_of::<Application>() == 152);
-const _: () = assert!(size_of::<Params>() == 3 * 152 + 40);
+const _: () = assert!(size_of::<Params>() == 3 * 152 + 48);
 const _: () = assert!(core::mem::offset_of!(Params, slopes) == 456);

@@ -1,6 +1,9 @@
 //! The 16-bit element types of the tensors.
 
-use crate::device::{cvt_f32_f16x2, cvt_rn_bf16x2_f32, cvt_rn_f16x2_f32, mma_m16n8k16_bf16, mma_m16n8k16_f16};
+use crate::device::{
+    cvt_f32_f16x2, cvt_rn_bf16x2_f32, cvt_rn_f16x2_f32, mma_m16n8k16_bf16, mma_m16n8k16_f16, wgmma_m64n64k16_bf16,
+    wgmma_m64n64k16_f16, wgmma_m64n128k16_bf16, wgmma_m64n128k16_f16,
+};
 
 /// A 16-bit type: how pairs of it are converted and multiplied.
 pub trait Element {
@@ -10,6 +13,18 @@ pub trait Element {
     fn unpack(pair: u32) -> [f32; 2];
     /// D += A B on 16×16 by 16×8 fragments, f32 accumulation. All lanes of the warp together.
     fn mma(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]);
+
+    /// D (+)= A B over one step of 16, asynchronously, B `[64, 16]` in shared memory; see
+    /// [`wgmma_m64n64k16_bf16`].
+    ///
+    /// # Safety
+    /// As that.
+    unsafe fn wgmma_n64<const TRANS_B: u32>(d: &mut [f32; 32], a: [u32; 4], b: u64, accumulate: bool);
+    /// The same for 128 columns.
+    ///
+    /// # Safety
+    /// As [`wgmma_m64n64k16_bf16`].
+    unsafe fn wgmma_n128<const TRANS_B: u32>(d: &mut [f32; 64], a: [u32; 4], b: u64, accumulate: bool);
 
     /// Multiplies a pair by two f32 factors, rounding once.
     #[inline(always)]
@@ -37,6 +52,16 @@ impl Element for Bf16 {
     fn mma(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
         mma_m16n8k16_bf16(d, a, b);
     }
+    #[inline(always)]
+    unsafe fn wgmma_n64<const TRANS_B: u32>(d: &mut [f32; 32], a: [u32; 4], b: u64, accumulate: bool) {
+        // SAFETY: the caller's contract.
+        unsafe { wgmma_m64n64k16_bf16::<TRANS_B>(d, a, b, accumulate) }
+    }
+    #[inline(always)]
+    unsafe fn wgmma_n128<const TRANS_B: u32>(d: &mut [f32; 64], a: [u32; 4], b: u64, accumulate: bool) {
+        // SAFETY: the caller's contract.
+        unsafe { wgmma_m64n128k16_bf16::<TRANS_B>(d, a, b, accumulate) }
+    }
 }
 
 impl Element for F16 {
@@ -51,5 +76,15 @@ impl Element for F16 {
     #[inline(always)]
     fn mma(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
         mma_m16n8k16_f16(d, a, b);
+    }
+    #[inline(always)]
+    unsafe fn wgmma_n64<const TRANS_B: u32>(d: &mut [f32; 32], a: [u32; 4], b: u64, accumulate: bool) {
+        // SAFETY: the caller's contract.
+        unsafe { wgmma_m64n64k16_f16::<TRANS_B>(d, a, b, accumulate) }
+    }
+    #[inline(always)]
+    unsafe fn wgmma_n128<const TRANS_B: u32>(d: &mut [f32; 64], a: [u32; 4], b: u64, accumulate: bool) {
+        // SAFETY: the caller's contract.
+        unsafe { wgmma_m64n128k16_f16::<TRANS_B>(d, a, b, accumulate) }
     }
 }

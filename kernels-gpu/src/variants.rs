@@ -17,6 +17,8 @@ pub enum Op {
 pub enum Arch {
     /// `mma.sync`, `ldmatrix`, `cp.async`: Ampere and everything after it.
     Sm80,
+    /// `wgmma`, TMA, `mbarrier`: Hopper alone.
+    Sm90,
 }
 
 /// Element type of the tensors; accumulation and states are f32.
@@ -71,6 +73,10 @@ macro_rules! for_each_variant {
             chunk_output_sm80_bf16_d128: ChunkOutput, Sm80, Bf16, 128, 2, 128, 2;
             chunk_output_sm80_f16_d64:   ChunkOutput, Sm80, F16,  64,  2, 128, 3;
             chunk_output_sm80_f16_d128:  ChunkOutput, Sm80, F16,  128, 2, 128, 2;
+            chunk_output_sm90_bf16_d64:  ChunkOutput, Sm90, Bf16, 64,  6, 512, 1;
+            chunk_output_sm90_bf16_d128: ChunkOutput, Sm90, Bf16, 128, 6, 512, 1;
+            chunk_output_sm90_f16_d64:   ChunkOutput, Sm90, F16,  64,  6, 512, 1;
+            chunk_output_sm90_f16_d128:  ChunkOutput, Sm90, F16,  128, 6, 512, 1;
             state_scan_sm80_f32_d0:      StateScan,   Sm80, F32,  0,   0, 128, 8;
         }
     };
@@ -90,32 +96,40 @@ macro_rules! rows {
             key_tile: $key_tile,
             threads: $threads,
             min_blocks: $min_blocks,
-            shared_bytes: shared_bytes(Op::$op, $key_tile, $stages),
+            shared_bytes: shared_bytes(Op::$op, Arch::$arch, $key_tile, $stages),
         }),*];
     };
 }
 for_each_variant!(rows);
 
-/// Dynamic shared memory of a kernel: its ring of stages, then the 16-bit copy of the state.
-const fn shared_bytes(op: Op, key_tile: u32, stages: u32) -> u32 {
+/// Dynamic shared memory of a kernel: its ring of stages, and the 16-bit copy of the state. On Hopper also a ring of X,
+/// a second copy of the state, panels for two warpgroups' outputs, and the barriers.
+const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, stages: u32) -> u32 {
     let (x, z) = (CHUNK * key_tile * 2, CHUNK * SLAB * 2);
-    match op {
-        Op::ChunkState => stages * (x + z),
-        Op::StateScan => 0,
-        Op::ChunkOutput => stages * (2 * x + z) + key_tile * SLAB * 2,
+    match (op, arch) {
+        (Op::ChunkState, _) => stages * (x + z),
+        (Op::StateScan, _) => 0,
+        (Op::ChunkOutput, Arch::Sm80) => stages * (2 * x + z) + key_tile * SLAB * 2,
+        (Op::ChunkOutput, Arch::Sm90) => stages * (x + z) + 2 * x + 2 * key_tile * SLAB * 2 + 2 * z + BARRIER_BYTES,
     }
 }
 
+/// Shared memory for the barriers of a kernel, and 16 bytes of scratch.
+pub const BARRIER_BYTES: u32 = 256;
+
 /// Shared memory that every supported GPU gives one block.
 pub const MAX_SHARED_BYTES: u32 = 99 * 1024;
+/// Shared memory that a Hopper GPU gives one block.
+pub const MAX_SHARED_BYTES_SM90: u32 = 227 * 1024;
 
 const _: () = {
     let mut i = 0;
     while i < VARIANTS.len() {
-        assert!(
-            VARIANTS[i].shared_bytes <= MAX_SHARED_BYTES,
-            "a variant needs more shared memory than consumer GPUs have"
-        );
+        let most = match VARIANTS[i].arch {
+            Arch::Sm80 => MAX_SHARED_BYTES,
+            Arch::Sm90 => MAX_SHARED_BYTES_SM90,
+        };
+        assert!(VARIANTS[i].shared_bytes <= most, "a variant needs more shared memory than its GPUs have");
         i += 1;
     }
 };

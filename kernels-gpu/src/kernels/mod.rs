@@ -5,12 +5,14 @@ pub mod chunk_state;
 mod state;
 pub mod state_scan;
 
-use crate::abi::{Application, Params};
+#[cfg(target_arch = "nvptx64")]
+use crate::abi::TensorMaps;
+use crate::abi::{Application, Params, TensorMap};
 use crate::decay::Decay;
 use crate::device::{block_idx_x, block_idx_y, ld_global_f32};
 use crate::variants::for_each_variant;
 
-/// Threads of every block.
+/// Threads of a block of the portable kernels.
 pub const THREADS: u32 = 128;
 
 /// `a / b` and `a % b` for `b` > 0, without the check that would need a panic handler.
@@ -36,6 +38,8 @@ fn application(params: &Params) -> Application {
 /// One block's share of the work: a slab of 64 value columns of a segment of a sequence.
 struct WorkItem {
     slab: u32,
+    /// Which of the blocks that share the slab.
+    share: u32,
     /// Index of the sequence, `batch · heads + head`.
     sequence: u32,
     batch: u32,
@@ -51,12 +55,13 @@ impl WorkItem {
     /// Slabs of a segment are neighbours, so that what they share is still in L2; segments come last.
     #[inline(always)]
     fn of_block(params: &Params) -> Self {
-        let (rest, slab) = div_rem(block_idx_x(), params.slabs);
+        let (rest, share) = div_rem(block_idx_x(), params.sharers);
+        let (rest, slab) = div_rem(rest, params.slabs);
         let (segment, sequence) = div_rem(rest, params.batch * params.heads);
         let (batch, head) = div_rem(sequence, params.heads);
         let first_row = segment * params.segment_len;
         let num_rows = (params.seq_len - first_row).min(params.segment_len);
-        WorkItem { slab, sequence, batch, head, segment, first_row, num_rows }
+        WorkItem { slab, share, sequence, batch, head, segment, first_row, num_rows }
     }
 }
 
@@ -70,42 +75,71 @@ unsafe fn head_decay(params: &Params, head: u32) -> Decay {
     Decay::of_slope(unsafe { ld_global_f32((params.slopes as *const f32).wrapping_add(head as usize)) })
 }
 
+/// A kernel: its parameters, and its tensor maps where its architecture has them.
+pub type Body = unsafe fn(&Params, *const TensorMap);
+
 /// The body of a table row.
 macro_rules! body {
-    (ChunkState, $element:ident, $d:literal, $stages:literal) => {
+    (ChunkState, Sm80, $element:ident, $d:literal, $stages:literal) => {
         chunk_state::sm80::chunk_state::<crate::element::$element, $d, $stages>
     };
-    (ChunkOutput, $element:ident, $d:literal, $stages:literal) => {
+    (ChunkOutput, Sm80, $element:ident, $d:literal, $stages:literal) => {
         chunk_output::sm80::chunk_output::<crate::element::$element, $d, $stages>
     };
-    (StateScan, $element:ident, $d:literal, $stages:literal) => {
+    (ChunkOutput, Sm90, $element:ident, $d:literal, $stages:literal) => {
+        chunk_output::sm90::chunk_output::<crate::element::$element, $d, $stages>
+    };
+    (StateScan, Sm80, $element:ident, $d:literal, $stages:literal) => {
         state_scan::state_scan
+    };
+}
+
+/// The PTX entry of a table row.
+#[cfg(target_arch = "nvptx64")]
+macro_rules! entry {
+    (Sm80, $entry:ident, $body:expr) => {
+        /// # Safety
+        /// Launched by the host with parameters that it validated.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $entry(params: Params) {
+            // SAFETY: the host's contract.
+            unsafe { $body(&params, core::ptr::null()) }
+        }
+    };
+    (Sm90, $entry:ident, $body:expr) => {
+        /// # Safety
+        /// Launched by the host with parameters and tensor maps that it validated.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $entry(_maps: TensorMaps, params: Params) {
+            let maps: *const TensorMap;
+            // A reference to the parameter would be one to a local copy, which the copy engine cannot read.
+            // SAFETY: takes the address of the first parameter.
+            unsafe {
+                core::arch::asm!(
+                    concat!("{{ .reg .b64 t; mov.b64 t, ", stringify!($entry), "_param_0; cvta.param.u64 {0}, t; }}"),
+                    out(reg64) maps,
+                    options(pure, nomem, nostack)
+                );
+            }
+            // SAFETY: the host's contract.
+            unsafe { $body(&params, maps) }
+        }
     };
 }
 
 macro_rules! entries {
     ($($entry:ident: $op:ident, $arch:ident, $element:ident, $d:literal, $stages:literal, $threads:literal, $blocks:literal;)*) => {
-        $(const _: () = assert!($threads == THREADS, "the lane maps are made for 128 threads");)*
-
         #[cfg(target_arch = "nvptx64")]
         mod entries {
             use super::*;
-            $(
-                /// # Safety
-                /// Launched by the host with parameters that it validated.
-                #[unsafe(no_mangle)]
-                pub unsafe extern "ptx-kernel" fn $entry(params: Params) {
-                    // SAFETY: the host's contract.
-                    unsafe { body!($op, $element, $d, $stages)(&params) }
-                }
-            )*
+            $(entry!($arch, $entry, body!($op, $arch, $element, $d, $stages));)*
         }
 
         /// The kernel of that entry name, to run on the simulator.
         #[cfg(not(target_arch = "nvptx64"))]
-        pub fn body_of(entry: &str) -> Option<unsafe fn(&Params)> {
+        pub fn body_of(entry: &str) -> Option<Body> {
             match entry {
-                $(stringify!($entry) => Some(body!($op, $element, $d, $stages)),)*
+                $(stringify!($entry) => Some(body!($op, $arch, $element, $d, $stages)),)*
                 _ => None,
             }
         }

@@ -8,7 +8,7 @@
 //! ahead of the sum, since each takes as long as a trip to L2.
 
 use super::{application, div_rem, head_decay};
-use crate::abi::Params;
+use crate::abi::{Params, TensorMap};
 use crate::device::{block_idx_x, ld_global_f32x4, st_global_f32x4, thread_idx_x};
 use crate::tile::unroll;
 use crate::variants::SCAN_ELEMENTS;
@@ -18,7 +18,7 @@ use crate::variants::SCAN_ELEMENTS;
 /// # Safety
 /// `params` come from a validated plan; the grid is `batch · heads · state_len / 512` by applications.
 #[inline(always)]
-pub unsafe fn state_scan(params: &Params) {
+pub unsafe fn state_scan(params: &Params, _: *const TensorMap) {
     let app = application(params);
     let (sequence, part) = div_rem(block_idx_x(), params.state_len / SCAN_ELEMENTS);
     let (_, head) = div_rem(sequence, params.heads);

@@ -1,7 +1,9 @@
 //! Tiles are nouns, products are verbs. A tile is 64 rows of 64 16-bit columns in shared memory, swizzled; a wider
 //! operand is several such panels side by side. Accumulators live in registers, 16 rows by 64 columns a warp.
 
+pub mod descriptor;
 pub mod global;
+pub mod pipeline;
 pub mod register;
 pub mod shared;
 

@@ -8,3 +8,4 @@
 //! Forward is one application, backward three (B7).
 
 pub mod sm80;
+pub mod sm90;

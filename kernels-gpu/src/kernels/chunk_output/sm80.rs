@@ -13,7 +13,7 @@
 
 use super::super::state::State;
 use super::super::{WorkItem, application, head_decay};
-use crate::abi::Params;
+use crate::abi::{Params, TensorMap};
 use crate::decay::Decay;
 use crate::device::{
     cp_async_commit_group, cp_async_wait_group, dynamic_smem, ldmatrix_x4, opaque, syncthreads, syncwarp, thread_idx_x,
@@ -30,7 +30,7 @@ use crate::variants::{CHUNK, SLAB};
 /// # Safety
 /// `params` come from a validated plan; the grid is `slabs · batch · heads · segments` by applications.
 #[inline(always)]
-pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: &Params) {
+pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: &Params, _: *const TensorMap) {
     const { assert!(STAGES == 2, "the waits below are written for two stages") };
     let x_bytes = D / 64 * PANEL_BYTES;
     let stage_bytes = 2 * x_bytes + PANEL_BYTES;

@@ -6,7 +6,7 @@
 
 use super::super::state::State;
 use super::super::{WorkItem, application, head_decay};
-use crate::abi::Params;
+use crate::abi::{Params, TensorMap};
 use crate::device::{cp_async_commit_group, cp_async_wait_group, dynamic_smem, syncthreads, thread_idx_x};
 use crate::element::Element;
 use crate::tile::global::{Copier, RowPointer};
@@ -20,7 +20,7 @@ use crate::variants::{CHUNK, SLAB};
 /// # Safety
 /// `params` come from a validated plan; the grid is `slabs · batch · heads · (segments - 1)` by applications.
 #[inline(always)]
-pub unsafe fn chunk_state<T: Element, const D: u32, const STAGES: u32>(params: &Params) {
+pub unsafe fn chunk_state<T: Element, const D: u32, const STAGES: u32>(params: &Params, _: *const TensorMap) {
     const { assert!(STAGES == 3, "the waits below are written for three stages") };
     let y_bytes = D / 64 * PANEL_BYTES;
     let stage_bytes = y_bytes + PANEL_BYTES;

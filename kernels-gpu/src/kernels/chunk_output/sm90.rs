@@ -1,0 +1,462 @@
+//! Hopper schedule: warp-specialised `wgmma` fed by TMA.
+//!
+//! Block: four warpgroups, one slab of 64 value columns of one segment. Where there are fewer segments than multiprocessors
+//! several blocks share one: all carry the state along, each outputs every `sharers`-th chunk, and none waits for another.
+//!
+//! | warpgroup | registers | work, for each chunk |
+//! |---|---|---|
+//! | 0 state | 136 | Sᵀ `[64, D]` in f32: publishes it rounded, then Sᵀ ← λ^64 Sᵀ + (K̄ Z)ᵀ Y |
+//! | 1, 2 output | 160 | alternate: P = X Yᵀ, O = X S, P ⊙ M, O ← Λ O + P Z, store |
+//! | 3 producer | 40 | one thread issues the loads |
+//!
+//! A operands come from registers (`ldmatrix`), so that shared memory serves B alone: with A from there too it would be the
+//! limit. Every arrival on a barrier is one warp's; there is no other barrier after the first.
+//!
+//! | shared memory | bytes |
+//! |---|---|
+//! | ring of `STAGES`: Y `[64, D]`, Z `[64, 64]` | `STAGES · (128 D + 8192)` |
+//! | ring of 2: X `[64, D]` | `256 D` |
+//! | ring of 2: Sᵀ `[64, D]` | `256 D` |
+//! | O `[64, 64]` of each output warpgroup | 16384 |
+//! | barriers, scratch | 256 |
+//!
+//! Walking backwards, a chunk's rows lie in shared memory in the order of memory, that is reversed; M, Λ and K̄ are
+//! reversed instead. Rows and columns outside the tensor read as zero and are not written, by the copy engine.
+
+use super::super::{WorkItem, application, head_decay};
+use crate::abi::{Application, Params, TensorMap};
+use crate::decay::Decay;
+use crate::device::{
+    block_idx_y, cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if,
+    cp_async_bulk_wait_group, cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal,
+    dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, ld_global_f32, ldmatrix_x4, ldmatrix_x4_trans,
+    mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, setmaxnreg_dec, setmaxnreg_inc, stmatrix_x4, syncthreads,
+    syncwarp, thread_idx_x, wgmma_commit_group, wgmma_fence, wgmma_wait_group,
+};
+use crate::element::Element;
+use crate::tile::descriptor::Descriptor;
+use crate::tile::pipeline::Ring;
+use crate::tile::shared::{BlockAddress, PANEL_BYTES, ROW_BYTES};
+use crate::tile::unroll;
+use crate::variants::{BARRIER_BYTES, CHUNK, SLAB};
+
+/// Warps of a warpgroup: what arrives on a barrier.
+const WARPS: u32 = 4;
+/// Output warpgroups.
+const OUTPUTS: u32 = 2;
+
+/// The kernel.
+///
+/// # Safety
+/// `params` and `maps` come from a validated plan; the grid is `sharers · slabs · batch · heads · segments` by applications.
+#[inline(always)]
+pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: &Params, maps: *const TensorMap) {
+    let x_bytes = D / 64 * PANEL_BYTES;
+    let (thread, base) = (thread_idx_x(), dynamic_smem());
+    let x_slots = base + STAGES * (x_bytes + PANEL_BYTES);
+    let s_slots = x_slots + 2 * x_bytes;
+    let o_panels = s_slots + 2 * x_bytes;
+    let barriers = o_panels + OUTPUTS * PANEL_BYTES;
+    let app = application(params);
+    let item = WorkItem::of_block(params);
+    let block = Block::<D, STAGES> {
+        yz: Ring::new(base, x_bytes + PANEL_BYTES, barriers),
+        x: Ring::new(x_slots, x_bytes, barriers + Ring::<STAGES>::BARRIER_BYTES),
+        s: Ring::new(s_slots, x_bytes, barriers + Ring::<STAGES>::BARRIER_BYTES + Ring::<2>::BARRIER_BYTES),
+        o_panels,
+        scratch: barriers + BARRIER_BYTES - 16,
+        maps: maps.wrapping_add(4 * block_idx_y() as usize),
+        num_chunks: item.num_rows.div_ceil(CHUNK),
+        sharers: params.sharers,
+        backwards: app.y.row_stride < 0,
+        seq_len: params.seq_len,
+        item,
+    };
+    // SAFETY: before anything else, and a barrier follows.
+    unsafe {
+        // A chunk is read by the state warpgroup and by one that outputs it.
+        block.yz.init(1, 2 * WARPS, thread == 0);
+        block.x.init(1, WARPS, thread == 0);
+        block.s.init(WARPS, WARPS, thread == 0);
+    }
+    fence_mbarrier_init();
+    syncthreads();
+    let (warpgroup, thread) = (thread / 128, thread % 128);
+    if warpgroup == 1 + OUTPUTS {
+        setmaxnreg_dec::<40>();
+        if thread == 0 {
+            // SAFETY: one thread of the block.
+            unsafe { block.produce() };
+        }
+        return;
+    }
+    // SAFETY: `slopes` holds a value for each head.
+    let decay = unsafe { head_decay(params, block.item.head) };
+    if warpgroup == 0 {
+        setmaxnreg_inc::<136>();
+        // SAFETY: one warpgroup of the block.
+        unsafe { block.carry_state::<T>(params, &app, decay, thread) };
+    } else {
+        setmaxnreg_inc::<160>();
+        // SAFETY: two warpgroups of the block, numbered.
+        unsafe { block.output::<T>(params.scale, decay, warpgroup - 1, thread) };
+    }
+}
+
+/// What the roles share.
+struct Block<const D: u32, const STAGES: u32> {
+    yz: Ring<STAGES>,
+    x: Ring<2>,
+    s: Ring<2>,
+    o_panels: u32,
+    scratch: u32,
+    /// Of x, y, z, o.
+    maps: *const TensorMap,
+    num_chunks: u32,
+    sharers: u32,
+    backwards: bool,
+    seq_len: u32,
+    item: WorkItem,
+}
+
+impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
+    const PANELS: u32 = D / 64;
+
+    /// Row of the tensor that is row 0 of a chunk in shared memory; before the tensor's first for a short chunk
+    /// backwards.
+    #[inline(always)]
+    fn tensor_row(&self, chunk: u32) -> i32 {
+        let row = (self.item.first_row + chunk * CHUNK) as i32;
+        if self.backwards { self.seq_len as i32 - CHUNK as i32 - row } else { row }
+    }
+
+    /// Loads Y and Z of every chunk, and X of this block's own.
+    #[inline(always)]
+    unsafe fn produce(&self) {
+        let once = createpolicy_evict_first();
+        // The other sharers read Y and Z too.
+        let yz_policy = if self.sharers > 1 { createpolicy_evict_normal() } else { once };
+        let (head, batch, slab) = (self.item.head as i32, self.item.batch as i32, (self.item.slab * SLAB) as i32);
+        let (x_map, y_map, z_map) = (self.maps, self.maps.wrapping_add(1), self.maps.wrapping_add(2));
+        let (mut chunk, mut own, mut until_own) = (0, 0, self.item.share);
+        while chunk < self.num_chunks {
+            let row = self.tensor_row(chunk);
+            let yz = self.yz.at(chunk);
+            // SAFETY: the slot is free once its empty barrier says so; the maps are those of this launch.
+            unsafe {
+                yz.wait_empty();
+                mbarrier_arrive_expect_tx_if(yz.full, (Self::PANELS + 1) * PANEL_BYTES, true);
+                unroll!(P in 2 {
+                    cp_async_bulk_tensor_load_if(
+                        yz.address + P as u32 * PANEL_BYTES, y_map, [64 * P as i32, row, head, batch], yz.full,
+                        yz_policy, (P as u32) < Self::PANELS,
+                    );
+                });
+                let z = yz.address + Self::PANELS * PANEL_BYTES;
+                cp_async_bulk_tensor_load_if(z, z_map, [slab, row, head, batch], yz.full, yz_policy, true);
+            }
+            if until_own == 0 {
+                let x = self.x.at(own);
+                // SAFETY: as above.
+                unsafe {
+                    x.wait_empty();
+                    mbarrier_arrive_expect_tx_if(x.full, Self::PANELS * PANEL_BYTES, true);
+                    unroll!(P in 2 {
+                        cp_async_bulk_tensor_load_if(
+                            x.address + P as u32 * PANEL_BYTES, x_map, [64 * P as i32, row, head, batch], x.full, once,
+                            (P as u32) < Self::PANELS,
+                        );
+                    });
+                }
+                own += 1;
+                until_own = self.sharers;
+            }
+            until_own -= 1;
+            chunk += 1;
+        }
+    }
+
+    /// Carries Sᵀ through all chunks (F3).
+    #[inline(always)]
+    unsafe fn carry_state<T: Element>(&self, params: &Params, app: &Application, decay: Decay, thread: u32) {
+        let (warp, lane) = (thread / 32, thread % 32);
+        let mut s = [0.0f32; 64];
+        if app.states != 0 {
+            // SAFETY: the scan kernel has filled the workspace.
+            unsafe { self.load_state(&mut s, params, app, 16 * warp + lane / 4, 2 * (lane % 4)) };
+        }
+        // K̄ of this lane's columns in steps of 16 rows.
+        let mut row_decay = [[0.0; 4]; 4];
+        unroll!(K in 4 {
+            let first = 16 * K as u32 + 2 * (lane % 4);
+            let at = |row: u32| decay.pow(if self.backwards { first + row } else { CHUNK - 1 - first - row });
+            row_decay[K] = [at(0), at(1), at(8), at(9)];
+        });
+        let chunk_decay = decay.pow(CHUNK);
+        let z_address = BlockAddress::columns_first(lane);
+        let elected = lane == 0;
+        // (K̄ Z)ᵀ of a chunk as A fragments: this warp's 16 columns of Z.
+        let load_z = |yz: u32| {
+            let mut a = [0; 16];
+            unroll!(K in 4 {
+                let f = row_decay[K];
+                // SAFETY: the slot is full.
+                let z = unsafe { ldmatrix_x4_trans(z_address.at(yz + Self::PANELS * PANEL_BYTES, 16 * K as u32, warp)) };
+                a[4 * K] = T::scale(z[0], [f[0], f[1]]);
+                a[4 * K + 1] = T::scale(z[1], [f[0], f[1]]);
+                a[4 * K + 2] = T::scale(z[2], [f[2], f[3]]);
+                a[4 * K + 3] = T::scale(z[3], [f[2], f[3]]);
+            });
+            a
+        };
+
+        let mut yz = self.yz.at(0);
+        // SAFETY: the first filling.
+        unsafe { yz.wait_full() };
+        let mut a = load_z(yz.address);
+        let (mut chunk, mut own, mut until_own) = (0, 0, self.item.share);
+        while chunk < self.num_chunks {
+            let publish = until_own == 0;
+            if publish {
+                let slot = self.s.at(own);
+                // SAFETY: the slot is free; each warp stores its own 16 rows and says so.
+                unsafe {
+                    slot.wait_empty();
+                    self.publish::<T>(slot.address, warp, lane, &s);
+                    fence_proxy_async();
+                    syncwarp();
+                    mbarrier_arrive_if(slot.full, elected);
+                }
+                own += 1;
+                until_own = self.sharers;
+            }
+            until_own -= 1;
+
+            // Sᵀ ← λ^64 Sᵀ + (K̄ Z)ᵀ Y
+            unroll!(J in 8 {
+                unroll!(V in 4 {
+                    s[4 * J + V] *= chunk_decay;
+                    if D == 128 {
+                        s[32 + 4 * J + V] *= chunk_decay;
+                    }
+                });
+            });
+            let y = Descriptor::new(yz.address);
+            wgmma_fence();
+            unroll!(K in 4 {
+                let a = [a[4 * K], a[4 * K + 1], a[4 * K + 2], a[4 * K + 3]];
+                // SAFETY: the slot is full; `a` is kept, and `s` left alone, until the wait below.
+                unsafe {
+                    if D == 128 {
+                        T::wgmma_n128::<1>(&mut s, a, y.rows(K as u32), true);
+                    } else {
+                        T::wgmma_n64::<1>(first_half(&mut s), a, y.rows(K as u32), true);
+                    }
+                }
+            });
+            wgmma_commit_group();
+            // Meanwhile the next chunk's A.
+            let next = self.yz.at(chunk + 1);
+            let mut next_a = a;
+            if chunk + 1 < self.num_chunks {
+                // SAFETY: the next filling.
+                unsafe { next.wait_full() };
+                next_a = load_z(next.address);
+            }
+            if D == 128 {
+                wgmma_wait_group::<0, 64>(&mut s);
+            } else {
+                wgmma_wait_group::<0, 32>(first_half(&mut s));
+            }
+            // SAFETY: scratch is for this; this warp has read its part of the slot.
+            unsafe {
+                keep_alive(&a, self.scratch);
+                mbarrier_arrive_if(yz.empty, elected);
+                // What nobody here outputs is free as far as the output warpgroups are concerned.
+                mbarrier_arrive_if(yz.empty, elected && !publish);
+            }
+            a = next_a;
+            yz = next;
+            chunk += 1;
+        }
+    }
+
+    /// Stores this warp's 16 rows of Sᵀ, rounded, as panels `[64, D]`.
+    #[inline(always)]
+    unsafe fn publish<T: Element>(&self, panels: u32, warp: u32, lane: u32, s: &[f32; 64]) {
+        let address = BlockAddress::rows_first(lane);
+        unroll!(J in 8 {
+            // Blocks of 16 columns: 4 to a panel.
+            if (J as u32) < D / 16 {
+                let d = |i: usize| T::pack(s[8 * J + i], s[8 * J + i + 1]);
+                // SAFETY: the caller's contract.
+                unsafe { stmatrix_x4(address.at(panels, 16 * warp, J as u32), [d(0), d(2), d(4), d(6)]) };
+            }
+        });
+    }
+
+    /// Reads the state that enters the segment: row `d`, column `e` of S is column `d`, row `e` of Sᵀ.
+    #[inline(always)]
+    unsafe fn load_state(&self, s: &mut [f32; 64], params: &Params, app: &Application, row: u32, col: u32) {
+        let index = self.item.sequence as usize * params.segments as usize + self.item.segment as usize;
+        let (row_stride, col_stride) = (app.state_row_stride as usize, app.state_col_stride as usize);
+        let base = (app.states as *const f32).wrapping_add(
+            index * params.state_len as usize
+                + col as usize * row_stride
+                + (self.item.slab * SLAB + row) as usize * col_stride,
+        );
+        unroll!(P in 2 {
+            if (P as u32) < Self::PANELS {
+                unroll!(J in 8 {
+                    unroll!(V in 4 {
+                        let (d, e) = (64 * P + 8 * J + V % 2, 8 * (V / 2));
+                        // SAFETY: the caller's contract.
+                        s[32 * P + 4 * J + V] = unsafe { ld_global_f32(base.wrapping_add(d * row_stride + e * col_stride)) };
+                    });
+                });
+            }
+        });
+    }
+
+    /// Computes every second of this block's chunks (F2).
+    #[inline(always)]
+    unsafe fn output<T: Element>(&self, scale: f32, decay: Decay, index: u32, thread: u32) {
+        let (warp, lane) = (thread / 32, thread % 32);
+        let elected = lane == 0;
+        // c M and c Λ of this lane's rows
+        let first = 16 * warp + lane / 4;
+        let distance = first as i32 - (2 * (lane % 4)) as i32;
+        let mut mask = [[0.0; 2]; 9];
+        unroll!(J in 8 {
+            mask[J] = self.mask_pair(decay, distance + 8 - 8 * J as i32).map(|m| m * scale);
+        });
+        mask[8] = self.mask_pair(decay, distance - 56).map(|m| m * scale);
+        let walked = |row: u32| if self.backwards { CHUNK - row } else { row + 1 };
+        let lambda = [decay.pow(walked(first)) * scale, decay.pow(walked(first + 8)) * scale];
+
+        let rows_first = BlockAddress::rows_first(lane);
+        let o_panel = self.o_panels + index * PANEL_BYTES;
+        let o_map = self.maps.wrapping_add(3);
+        let policy = createpolicy_evict_first();
+        let (mut p, mut o) = ([0.0f32; 32], [0.0f32; 32]);
+        let mut own = index;
+        let mut chunk = self.item.share + index * self.sharers;
+        while chunk < self.num_chunks {
+            let (yz, x_slot, s_slot) = (self.yz.at(chunk), self.x.at(own), self.s.at(own));
+            // SAFETY: X of this chunk is loaded right after its Y and Z, so this is less than two fillings behind there too.
+            unsafe { x_slot.wait_full() };
+            let mut x = [[0; 16]; 2];
+            unroll!(K in 8 {
+                if (K as u32) < D / 16 {
+                    // SAFETY: the slot is full.
+                    let block = unsafe { ldmatrix_x4(rows_first.at(x_slot.address, 16 * warp, K as u32)) };
+                    unroll!(V in 4 {
+                        x[K / 4][4 * (K % 4) + V] = block[V];
+                    });
+                }
+            });
+
+            // P = X Yᵀ
+            // SAFETY: the slot is full; operands are kept until the waits below.
+            unsafe { yz.wait_full() };
+            wgmma_fence();
+            let y = Descriptor::new(yz.address);
+            unroll!(K in 8 {
+                if (K as u32) < D / 16 {
+                    // SAFETY: as above.
+                    unsafe { T::wgmma_n64::<0>(&mut p, step(&x[K / 4], K % 4), y.columns(K as u32), K > 0) };
+                }
+            });
+            wgmma_commit_group();
+            // O = X S
+            // SAFETY: as above.
+            unsafe { s_slot.wait_full() };
+            wgmma_fence();
+            let s = Descriptor::new(s_slot.address);
+            unroll!(K in 8 {
+                if (K as u32) < D / 16 {
+                    // SAFETY: as above.
+                    unsafe { T::wgmma_n64::<0>(&mut o, step(&x[K / 4], K % 4), s.columns(K as u32), K > 0) };
+                }
+            });
+            wgmma_commit_group();
+
+            // c P ⊙ M as the next A operand
+            wgmma_wait_group::<1, 32>(&mut p);
+            let mut a = [0; 16];
+            unroll!(J in 8 {
+                // rows + 8 are 8 further from the same column
+                let (near, far) = (mask[J + 1], mask[J]);
+                a[2 * J] = T::pack(p[4 * J] * near[0], p[4 * J + 1] * near[1]);
+                a[2 * J + 1] = T::pack(p[4 * J + 2] * far[0], p[4 * J + 3] * far[1]);
+            });
+            wgmma_wait_group::<0, 32>(&mut o);
+            // SAFETY: scratch is for this; this warp has read its part of both slots.
+            unsafe {
+                keep_alive(&x[0], self.scratch);
+                if D == 128 {
+                    keep_alive(&x[1], self.scratch);
+                }
+                mbarrier_arrive_if(x_slot.empty, elected);
+                mbarrier_arrive_if(s_slot.empty, elected);
+            }
+
+            // O ← c Λ O + (c P ⊙ M) Z
+            unroll!(J in 8 {
+                o[4 * J] *= lambda[0];
+                o[4 * J + 1] *= lambda[0];
+                o[4 * J + 2] *= lambda[1];
+                o[4 * J + 3] *= lambda[1];
+            });
+            wgmma_fence();
+            let z = Descriptor::new(yz.address + Self::PANELS * PANEL_BYTES);
+            unroll!(K in 4 {
+                // SAFETY: as above.
+                unsafe { T::wgmma_n64::<1>(&mut o, step(&a, K), z.rows(K as u32), true) };
+            });
+            wgmma_commit_group();
+            // The store before has left the panel.
+            cp_async_bulk_wait_group_read::<0>();
+            syncwarp();
+            wgmma_wait_group::<0, 32>(&mut o);
+            // SAFETY: as above; each warp stores its own 16 rows.
+            unsafe {
+                keep_alive(&a, self.scratch);
+                mbarrier_arrive_if(yz.empty, elected);
+                unroll!(J in 4 {
+                    let d = |i: usize| T::pack(o[8 * J + i], o[8 * J + i + 1]);
+                    stmatrix_x4(rows_first.at(o_panel, 16 * warp, J as u32), [d(0), d(2), d(4), d(6)]);
+                });
+                fence_proxy_async();
+                syncwarp();
+                let row = self.tensor_row(chunk) + 16 * warp as i32;
+                let at = [(self.item.slab * SLAB) as i32, row, self.item.head as i32, self.item.batch as i32];
+                cp_async_bulk_tensor_store_if(o_map, at, o_panel + 16 * warp * ROW_BYTES, policy, elected);
+                cp_async_bulk_commit_group();
+            }
+            own += OUTPUTS;
+            chunk += OUTPUTS * self.sharers;
+        }
+        cp_async_bulk_wait_group::<0>();
+    }
+
+    /// M at a distance of `rows - columns` in memory, and at one column further.
+    #[inline(always)]
+    fn mask_pair(&self, decay: Decay, distance: i32) -> [f32; 2] {
+        let walked = |d: i32| if self.backwards { -d } else { d };
+        [decay.pow_causal(walked(distance)), decay.pow_causal(walked(distance - 1))]
+    }
+}
+
+/// A fragments of step `k`.
+#[inline(always)]
+fn step(a: &[u32; 16], k: usize) -> [u32; 4] {
+    [a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3]]
+}
+
+/// The registers of a state of 64 columns.
+#[inline(always)]
+fn first_half(s: &mut [f32; 64]) -> &mut [f32; 32] {
+    let (halves, _) = s.as_chunks_mut();
+    &mut halves[0]
+}
