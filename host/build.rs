@@ -68,8 +68,11 @@ fn assemble(kernels: &BTreeMap<String, PathBuf>, out: &Path) -> Vec<(String, Str
             return Vec::new();
         }
     };
+    // Kernels of one architecture alone are committed as cubins.
+    let portable = |ptx: &Path| !target(&fs::read_to_string(ptx).expect("a listed file is readable")).ends_with('a');
+    let kernels: Vec<_> = kernels.iter().filter(|(_, ptx)| portable(ptx)).collect();
     let jobs: Vec<_> =
-        archs.iter().flat_map(|arch| kernels.iter().map(move |(entry, ptx)| (*arch, entry, ptx))).collect();
+        archs.iter().flat_map(|arch| kernels.iter().map(move |(entry, ptx)| (*arch, *entry, *ptx))).collect();
     let results = ptxas::parallel(&jobs, |(arch, entry, ptx)| {
         let cubin = out.join(format!("{entry}.{arch}.cubin"));
         let stamp = out.join(format!("{entry}.{arch}.stamp"));
@@ -92,6 +95,10 @@ fn assemble(kernels: &BTreeMap<String, PathBuf>, out: &Path) -> Vec<(String, Str
     made
 }
 
+fn target(ptx: &str) -> &str {
+    ptx.lines().find_map(|line| line.strip_prefix(".target ")).expect("PTX names its target")
+}
+
 /// Stem → path of the files with an extension.
 fn files(folder: &Path, extension: &str) -> BTreeMap<String, PathBuf> {
     let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -106,7 +113,7 @@ fn table(kernels: &BTreeMap<String, PathBuf>, cubins: &BTreeMap<String, Vec<(Str
     let mut table = String::from("const KERNELS: &[Kernel] = &[\n");
     for (entry, ptx) in kernels {
         let source = fs::read_to_string(ptx).expect("a listed file is readable");
-        let target = source.lines().find_map(|line| line.strip_prefix(".target ")).expect("PTX names its target");
+        let target = target(&source);
         let _ = write!(
             table,
             "Kernel {{ entry: {entry:?}, target: Target::parse({target:?}), ptx: concat!(include_str!({ptx:?}), \"\\0\"), cubins: &["

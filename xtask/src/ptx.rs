@@ -122,7 +122,11 @@ fn compile(repo: &Repo) -> Result<Files> {
         orphans.extend(module.entries().map(str::to_owned));
         for variant in VARIANTS.iter().filter(|variant| variant.arch == arch) {
             ensure!(orphans.contains(variant.entry), "kernels-gpu has no entry for the row {}", variant.entry);
-            let bounds = Bounds { threads: variant.threads, min_blocks: variant.min_blocks };
+            let bounds = Bounds {
+                threads: variant.threads,
+                min_blocks: variant.min_blocks,
+                tensor_maps: variant.arch == Arch::Sm90,
+            };
             files.insert(format!("{}.ptx", variant.entry).into(), module.extract(variant.entry, &bounds)?.into_bytes());
         }
     }
@@ -138,6 +142,7 @@ fn module(repo: &Repo, arch: Arch) -> Result<Module> {
     // `cp.async` with an L2 prefetch size is PTX 7.4.
     let (cpu, isa) = match arch {
         Arch::Sm80 => ("sm_80", "ptx74"),
+        Arch::Sm90 => ("sm_90a", "ptx80"),
     };
     let target = repo.target.join("ptx");
     let mut cargo = repo.cargo(&["rustc", "--package=lightning-attention-kernels", "--lib", "--release"]);

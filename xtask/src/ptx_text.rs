@@ -20,6 +20,8 @@ struct Item {
 pub struct Bounds {
     pub threads: u32,
     pub min_blocks: u32,
+    /// The first parameter holds tensor maps, which the copy engine wants at multiples of 64 bytes; rustc cannot say so.
+    pub tensor_maps: bool,
 }
 
 impl Module {
@@ -78,7 +80,11 @@ impl Module {
                 continue;
             }
             let Some((head, body)) = text.split_once("\n{\n") else { bail!("{entry} has no body") };
-            let Bounds { threads, min_blocks } = bounds;
+            let Bounds { threads, min_blocks, tensor_maps } = bounds;
+            let first = format!(".param .align 8 .b8 {entry}_param_0[");
+            ensure!(!tensor_maps || head.contains(&first), "{entry} does not begin with tensor maps");
+            let head =
+                if *tensor_maps { head.replace(&first, &first.replace("8 .b8", "64 .b8")) } else { head.to_owned() };
             write!(ptx, "{head}\n.maxntid {threads}, 1, 1\n.minnctapersm {min_blocks}\n{{\n{body}")?;
         }
         Ok(ptx)
@@ -147,7 +153,7 @@ mod tests {
     fn a_kernel_takes_what_it_uses_and_nothing_else() {
         let module = Module::parse(MODULE).unwrap();
         assert_eq!(module.entries().collect::<Vec<_>>(), ["one", "two"]);
-        let one = module.extract("one", &Bounds { threads: 128, min_blocks: 3 }).unwrap();
+        let one = module.extract("one", &Bounds { threads: 128, min_blocks: 3, tensor_maps: false }).unwrap();
         assert_eq!(
             one,
             "// Made from kernels-gpu by `cargo xtask ptx`.\n.version 7.4\n.target sm_80\n.address_size 64\n\
@@ -161,7 +167,7 @@ mod tests {
     #[test]
     fn a_call_without_a_body_is_an_error() {
         let module = Module::parse(MODULE).unwrap();
-        let error = module.extract("two", &Bounds { threads: 1, min_blocks: 1 }).unwrap_err();
+        let error = module.extract("two", &Bounds { threads: 1, min_blocks: 1, tensor_maps: false }).unwrap_err();
         assert!(error.to_string().contains("two reaches panic"), "{error}");
     }
 }

@@ -2,15 +2,17 @@ use core::fmt;
 
 use cust::stream::Stream;
 use cust::sys::{self, CUstream};
+use lightning_attention_kernels::abi::TensorMaps;
+use lightning_attention_kernels::variants::Arch;
 
 use super::driver::{self, Memory};
 use super::launch::launch;
 use super::module::Kernel;
 use super::view::{DeviceElement, DeviceView, DeviceViewMut, RawTensor};
 use super::{Engine, LoadTime};
-use crate::plan::{Auxiliary, Launches, ROW_ALIGNMENT};
+use crate::plan::{Auxiliary, Launch, Launches, ROW_ALIGNMENT};
 use crate::problem::Region;
-use crate::{Backward, Forward, Plan, Problem, Result};
+use crate::{Backward, Error, Forward, Plan, Problem, Result};
 
 /// A problem made ready on a GPU: kernels loaded, slopes and workspace in device memory. Runs any number of passes.
 ///
@@ -202,11 +204,29 @@ impl Attention {
             for next in launches.iter() {
                 let kernel = self.kernels.iter().find(|kernel| core::ptr::eq(kernel.variant, next.variant));
                 let kernel = kernel.expect("`Plan::variants` names every kernel of a plan's launches");
+                let tensor_maps = self.tensor_maps(next)?;
                 // SAFETY: the context is current and the stream is its own; the rest is this function's contract.
-                unsafe { launch(*kernel, next, stream)? };
+                unsafe { launch(*kernel, next, tensor_maps, stream)? };
             }
             Ok(())
         })
+    }
+
+    /// The tensor maps of a launch whose kernel takes them.
+    fn tensor_maps(&self, launch: &Launch) -> Result<Option<TensorMaps>> {
+        if launch.variant.arch != Arch::Sm90 {
+            return Ok(None);
+        }
+        let Some(encoder) = self.engine.shared.tensor_maps else {
+            let name = "this driver makes no tensor maps; pin the portable kernels".to_string();
+            return Err(Error::Driver { call: "cuGetProcAddress", name, code: 500 });
+        };
+        let mut maps = TensorMaps::default();
+        let count = 4 * launch.grid[1] as usize;
+        for (map, source) in maps.0.iter_mut().zip(&launch.tensor_maps[..count]) {
+            *map = encoder.encode(source, self.problem().dtype)?;
+        }
+        Ok(Some(maps))
     }
 
     /// Waits even after an error: a launch before the one that failed may still run.

@@ -10,8 +10,10 @@ use cust::sys::{
     self, CUcontext, CUdeviceptr, CUfunction, CUfunction_attribute, CUpointer_attribute, CUresult, CUstream,
 };
 
+use lightning_attention_kernels::abi::{BOX_COLS, TensorMap, TensorMapSource};
+
 use crate::plan::Device;
-use crate::{Error, Result};
+use crate::{DType, Error, Result};
 
 /// `CU_MEMORYTYPE_DEVICE`.
 const MEMORY_TYPE_DEVICE: u32 = 2;
@@ -224,6 +226,81 @@ impl Drop for Memory {
             // SAFETY: allocated by `new` in this context and freed once; the driver waits for kernels that use it.
             let _ = self.context.with(|| check("cuMemFree", unsafe { sys::cuMemFree_v2(self.address) }));
         }
+    }
+}
+
+/// Makes tensor maps for the copy engine, which cust_raw, being of CUDA 11.4, does not know.
+#[derive(Clone, Copy)]
+pub(super) struct TensorMapEncoder(EncodeTiled);
+
+/// `cuTensorMapEncodeTiled`, as `cuda.h` 12.0 declares it.
+type EncodeTiled = unsafe extern "C" fn(
+    tensor_map: *mut TensorMap,
+    data_type: u32,
+    rank: u32,
+    global_address: *mut c_void,
+    global_dim: *const u64,
+    global_strides: *const u64,
+    box_dim: *const u32,
+    element_strides: *const u32,
+    interleave: u32,
+    swizzle: u32,
+    l2_promotion: u32,
+    oob_fill: u32,
+) -> CUresult;
+
+impl core::fmt::Debug for TensorMapEncoder {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("TensorMapEncoder")
+    }
+}
+
+impl TensorMapEncoder {
+    /// Asks the driver for its function; `None` where it is older than CUDA 12.0.
+    pub(super) fn find() -> Option<Self> {
+        let mut function = ptr::null_mut();
+        // SAFETY: a C string, and a place for a pointer.
+        let code = unsafe { sys::cuGetProcAddress(c"cuTensorMapEncodeTiled".as_ptr(), &raw mut function, 12_000, 0) };
+        if code != CUresult::CUDA_SUCCESS || function.is_null() {
+            return None;
+        }
+        // SAFETY: it is the function of that name and version.
+        Some(TensorMapEncoder(unsafe { core::mem::transmute::<*mut c_void, EncodeTiled>(function) }))
+    }
+
+    /// A map of 16-bit elements in boxes of [`BOX_COLS`] columns, swizzled by 128 bytes, zero outside.
+    pub(super) fn encode(self, source: &TensorMapSource, dtype: DType) -> Result<TensorMap> {
+        /// `CU_TENSOR_MAP_SWIZZLE_128B`.
+        const SWIZZLE_128B: u32 = 3;
+        /// `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`.
+        const L2_256B: u32 = 3;
+        // `CU_TENSOR_MAP_DATA_TYPE_…`
+        let data_type = if dtype == DType::Bf16 { 9 } else { 6 };
+        // The driver wants the map at a multiple of 64 bytes.
+        #[repr(align(64))]
+        struct Aligned(TensorMap);
+        let mut map = Aligned(TensorMap::default());
+        let dims = source.dims.map(u64::from);
+        let (box_dims, element_strides) = ([BOX_COLS, source.box_rows, 1, 1], [1_u32; 4]);
+        // SAFETY: rank 4: four dims, three strides, four box dims, four element strides; the address is not read.
+        let code = unsafe {
+            (self.0)(
+                &raw mut map.0,
+                data_type,
+                4,
+                source.address as *mut c_void,
+                dims.as_ptr(),
+                source.strides.as_ptr(),
+                box_dims.as_ptr(),
+                element_strides.as_ptr(),
+                0,
+                SWIZZLE_128B,
+                L2_256B,
+                0,
+            )
+        };
+        check("cuTensorMapEncodeTiled", code)?;
+        Ok(map.0)
     }
 }
 

@@ -149,7 +149,8 @@ mod tests {
             let hopper = image(variant.entry, (9, 0));
             assert!(matches!(hopper, Some(Image::Cubin(code)) if code.starts_with(b"\x7fELF")), "{}", variant.entry);
             let future = image(variant.entry, (99, 0));
-            assert!(matches!(future, Some(Image::Ptx(_))), "{}", variant.entry);
+            let portable = variant.arch == lightning_attention_kernels::variants::Arch::Sm80;
+            assert_eq!(matches!(future, Some(Image::Ptx(_))), portable, "{}", variant.entry);
         }
     }
 }

@@ -87,9 +87,11 @@ pub use module::LoadTime;
 pub use self_test::{SelfTestReport, SelfTestResult};
 pub use view::{DeviceElement, DeviceView, DeviceViewMut, RawTensor, download, upload};
 
+use lightning_attention_kernels::variants::Arch;
+
 use crate::plan::Device;
 use crate::{Plan, Problem, Result};
-use driver::{Context, Memory, from_cust};
+use driver::{Context, Memory, TensorMapEncoder, from_cust};
 use module::Modules;
 
 /// One GPU with its loaded kernels. Cheap to clone, and usable from every thread.
@@ -106,6 +108,7 @@ struct Shared {
     device: Device,
     name: String,
     driver_version: (u32, u32),
+    tensor_maps: Option<TensorMapEncoder>,
 }
 
 impl Engine {
@@ -148,6 +151,7 @@ impl Engine {
                 device,
                 name,
                 driver_version: (version.major() as u32, version.minor() as u32),
+                tensor_maps: TensorMapEncoder::find(),
             }),
         })
     }
@@ -186,7 +190,9 @@ impl Engine {
     /// # Errors
     /// Those of [`Plan::new`].
     pub fn plan(&self, problem: &Problem) -> Result<Plan> {
-        Plan::new(problem, self.shared.device)
+        let plan = Plan::new(problem, self.shared.device)?;
+        // A driver from before Hopper runs the portable kernels.
+        Ok(if self.shared.tensor_maps.is_none() { plan.with_family(Arch::Sm80) } else { plan })
     }
 
     /// Plans `problem`, loads its kernels, uploads its slopes and allocates its workspace.

@@ -1,0 +1,229 @@
+//! Plan + tensors → launches.
+
+use lightning_attention_kernels::abi::{Application, MAX_APPLICATIONS, Params, Rows, TensorMapSource};
+use lightning_attention_kernels::variants::{Arch, CHUNK, Op, SCAN_ELEMENTS, SLAB, Variant};
+
+use super::{Plan, Schedule, find, tile};
+use crate::problem::Region;
+use crate::view::{Backward, Forward};
+
+/// One kernel launch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Launch {
+    /// The kernel.
+    pub variant: &'static Variant,
+    /// Grid dimensions.
+    pub grid: [u32; 3],
+    /// Its argument.
+    pub params: Params,
+    /// The tensors that kernels of [`Arch::Sm90`] take as tensor maps: x, y, z, o of each application.
+    pub tensor_maps: [TensorMapSource; 4 * MAX_APPLICATIONS],
+}
+
+/// The launches of one pass, in order.
+#[derive(Clone, Copy, Debug)]
+pub struct Launches {
+    list: [Option<Launch>; 5],
+    len: usize,
+}
+
+impl Launches {
+    const fn new() -> Self {
+        Launches { list: [None; 5], len: 0 }
+    }
+
+    fn push(&mut self, launch: Launch) {
+        self.list[self.len] = Some(launch);
+        self.len += 1;
+    }
+
+    /// The launches, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Launch> {
+        self.list.iter().flatten()
+    }
+}
+
+/// Device addresses a pass needs beside the tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Auxiliary {
+    /// f32 slopes `[heads]`.
+    pub slopes: u64,
+    /// At least [`Schedule::workspace_bytes`] bytes, 16-byte aligned; contents are overwritten.
+    pub workspace: u64,
+}
+
+impl Plan {
+    /// The launches of a forward pass. The tensors must have passed [`Problem::check_forward`](crate::Problem).
+    pub fn forward_launches(&self, tensors: &Forward<Region, Region>, aux: Auxiliary) -> Launches {
+        let mut launches = Launches::new();
+        if self.problem.seq_len == 0 {
+            return launches;
+        }
+        let pass = Pass { plan: self, schedule: &self.forward, aux };
+        let Forward { q, k, v, o } = *tensors;
+        let o = pass.operation([q, k, v, o], pass.state(0, false), false);
+        pass.push_states(&mut launches, &[o]);
+        pass.push_outputs(&mut launches, &[o]);
+        launches
+    }
+
+    /// The launches of a backward pass (B7). The tensors must have passed [`Problem::check_backward`](crate::Problem).
+    pub fn backward_launches(&self, tensors: &Backward<Region, Region>, aux: Auxiliary) -> Launches {
+        let mut launches = Launches::new();
+        if self.problem.seq_len == 0 {
+            return launches;
+        }
+        let pass = Pass { plan: self, schedule: &self.backward, aux };
+        let Backward { q, k, v, do_, dq, dk, dv } = *tensors;
+        let dq = pass.operation([do_, v, k, dq], pass.state(0, true), false);
+        let dk = pass.operation([v, do_, q, dk], pass.state(1, true), true);
+        let dv = pass.operation([k, q, do_, dv], pass.state(1, false), true);
+        // S needs k, v as the forward pass does; its x and o are not used.
+        let state = pass.operation([q, k, v, do_], pass.state(0, false), false);
+        pass.push_states(&mut launches, &[state, dv]);
+        pass.push_outputs(&mut launches, &[dq, dk, dv]);
+        launches
+    }
+}
+
+/// An application, and its tensors as the copy engine sees them.
+#[derive(Clone, Copy)]
+struct Operation {
+    application: Application,
+    maps: [TensorMapSource; 4],
+}
+
+/// Builds the launches of one pass.
+struct Pass<'a> {
+    plan: &'a Plan,
+    schedule: &'a Schedule,
+    aux: Auxiliary,
+}
+
+/// Where a state lies in the workspace and how it is read.
+#[derive(Clone, Copy)]
+struct State {
+    address: u64,
+    row_stride: u32,
+    col_stride: u32,
+}
+
+impl Pass<'_> {
+    fn state_len(&self) -> u32 {
+        tile(self.plan.problem.head_dim) * tile(self.plan.problem.value_dim)
+    }
+
+    /// The `index`-th state array `[batch·heads, segments, D, E]` (padded dims), or its transpose.
+    fn state(&self, index: u64, transposed: bool) -> State {
+        let problem = &self.plan.problem;
+        if self.schedule.segments == 1 {
+            return State { address: 0, row_stride: 0, col_stride: 0 };
+        }
+        let states = (problem.batch * problem.heads) as u64 * self.schedule.segments as u64;
+        let address = self.aux.workspace + index * states * self.state_len() as u64 * 4;
+        let row = tile(problem.value_dim);
+        let (row_stride, col_stride) = if transposed { (1, row) } else { (row, 1) };
+        State { address, row_stride, col_stride }
+    }
+
+    /// The application on x, y, z, o.
+    fn operation(&self, [x, y, z, o]: [Region; 4], state: State, backwards: bool) -> Operation {
+        let rows = |region| rows(region, backwards);
+        let application = Application {
+            x: rows(x),
+            y: rows(y),
+            z: rows(z),
+            o: rows(o),
+            states: state.address,
+            state_row_stride: state.row_stride,
+            state_col_stride: state.col_stride,
+            key_dim: y.extent.shape[3] as u32,
+            value_dim: z.extent.shape[3] as u32,
+        };
+        // A warp stores its own 16 rows.
+        let maps = [tensor_map(x, CHUNK), tensor_map(y, CHUNK), tensor_map(z, CHUNK), tensor_map(o, 16)];
+        Operation { application, maps }
+    }
+
+    fn launch(&self, variant: &'static Variant, operations: &[Operation], sharers: u32) -> Launch {
+        let problem = &self.plan.problem;
+        let mut params = Params {
+            slopes: self.aux.slopes,
+            state_len: self.state_len(),
+            scale: problem.scale,
+            batch: problem.batch as u32,
+            heads: problem.heads as u32,
+            seq_len: problem.seq_len as u32,
+            segments: self.schedule.segments,
+            segment_len: self.schedule.segment_len,
+            slabs: operations[0].application.value_dim.div_ceil(SLAB),
+            sharers,
+            ..Params::default()
+        };
+        let mut tensor_maps = [TensorMapSource::default(); 4 * MAX_APPLICATIONS];
+        for (index, operation) in operations.iter().enumerate() {
+            params.applications[index] = operation.application;
+            if variant.arch == Arch::Sm90 {
+                tensor_maps[4 * index..][..4].copy_from_slice(&operation.maps);
+            }
+        }
+        let sequences = params.batch * params.heads;
+        let blocks = match variant.op {
+            // Nothing enters after the last segment, so its contribution is not needed.
+            Op::ChunkState => sequences * params.slabs * (params.segments - 1),
+            Op::StateScan => sequences * (params.state_len / SCAN_ELEMENTS),
+            Op::ChunkOutput => sequences * params.slabs * params.segments * sharers,
+        };
+        Launch { variant, grid: [blocks, operations.len() as u32, 1], params, tensor_maps }
+    }
+
+    /// F4 and F5: the states that enter each segment.
+    fn push_states(&self, launches: &mut Launches, operations: &[Operation]) {
+        if self.schedule.segments == 1 {
+            return;
+        }
+        let problem = &self.plan.problem;
+        for (op, key_tile) in [(Op::ChunkState, tile(problem.head_dim)), (Op::StateScan, 0)] {
+            launches.push(self.launch(find(op, Arch::Sm80, problem.dtype, key_tile), operations, 1));
+        }
+    }
+
+    /// F2 and F3: the outputs. Portable kernels of one tile go in one launch; a Hopper block fills a multiprocessor, and
+    /// a launch of its own keeps each output's blocks to one wave.
+    fn push_outputs(&self, launches: &mut Launches, operations: &[Operation]) {
+        let arch = self.schedule.arch;
+        let key_tile = |operation: &Operation| tile(operation.application.key_dim as usize);
+        let together = |a: &Operation, b: &Operation| arch == Arch::Sm80 && key_tile(a) == key_tile(b);
+        let mut index = 0;
+        for group in operations.chunk_by(together) {
+            let variant = find(Op::ChunkOutput, arch, self.plan.problem.dtype, key_tile(&group[0]));
+            launches.push(self.launch(variant, group, self.schedule.sharers[index]));
+            index += group.len();
+        }
+    }
+}
+
+/// A tensor's rows in walking order.
+fn rows(region: Region, backwards: bool) -> Rows {
+    let strides = region.extent.strides;
+    let to_last = (region.extent.shape[2] - 1) as u64 * strides.row as u64 * region.dtype.size() as u64;
+    Rows {
+        ptr: if backwards { region.address + to_last } else { region.address },
+        batch_stride: strides.batch as i64,
+        head_stride: strides.head as i64,
+        row_stride: if backwards { -(strides.row as i64) } else { strides.row as i64 },
+    }
+}
+
+fn tensor_map(region: Region, box_rows: u32) -> TensorMapSource {
+    let [batch, heads, rows, cols] = region.extent.shape.map(|len| len as u32);
+    let strides = region.extent.strides;
+    // The stride of an axis of length 1 is never used, but the driver wants a valid one.
+    let bytes = |stride: usize, len: u32| if len > 1 { (stride * region.dtype.size()) as u64 } else { 16 };
+    TensorMapSource {
+        address: region.address,
+        dims: [cols, rows, heads, batch],
+        strides: [bytes(strides.row, rows), bytes(strides.head, heads), bytes(strides.batch, batch)],
+        box_rows,
+    }
+}
