@@ -11,16 +11,27 @@ use lightning_attention_kernels::device::sim::{self, Buffer, GlobalMemory, Sched
 use lightning_attention_kernels::kernels;
 use lightning_attention_kernels::variants::VARIANTS;
 
-/// A GPU with few multiprocessors, so that small problems are planned as large ones are on a large GPU.
-const SMALL_GPU: Device =
+/// GPUs with few multiprocessors, so that small problems are planned as large ones are on large GPUs.
+const AMPERE: Device =
     Device { compute_capability: (8, 0), multiprocessors: 4, shared_bytes_per_multiprocessor: 100 * 1024 };
+const HOPPER: Device =
+    Device { compute_capability: (9, 0), multiprocessors: 4, shared_bytes_per_multiprocessor: 228 * 1024 };
 
 /// Runs plans on the simulator.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Simulator {
+    device: Device,
     /// Pins the number of segments.
     segments: Option<u32>,
+    /// Pins the number of blocks that share a segment.
+    sharers: Option<u32>,
     schedule: Schedule,
+}
+
+impl Simulator {
+    fn of(device: Device) -> Self {
+        Simulator { device, segments: None, sharers: None, schedule: Schedule::default() }
+    }
 }
 
 impl Backend for Simulator {
@@ -60,9 +71,12 @@ impl Backend for Simulator {
 
 impl Simulator {
     fn prepare(&self, problem: &Problem) -> Result<(Plan, Scratch)> {
-        let mut plan = Plan::new(problem, SMALL_GPU)?;
+        let mut plan = Plan::new(problem, self.device)?;
         if let Some(segments) = self.segments {
             plan = plan.with_segments(segments, segments);
+        }
+        if let Some(sharers) = self.sharers {
+            plan = plan.with_sharers(sharers);
         }
         let slopes = Buffer::new(problem.validate()?);
         let workspace = Buffer::new(vec![f32::NAN; plan.workspace_bytes() / 4]);
@@ -80,8 +94,9 @@ impl Simulator {
                 shared_bytes: variant.shared_bytes,
                 schedule: self.schedule,
             };
+            let maps = launch.tensor_maps.map(|source| sim::encode_tensor_map(&source));
             // SAFETY: the simulator checks every access of the kernel.
-            let kernel = || unsafe { body(&launch.params) };
+            let kernel = || unsafe { body(&launch.params, maps.as_ptr()) };
             sim::launch(&config, memory, &kernel).unwrap_or_else(|fault| panic!("{fault}"));
         }
     }
@@ -116,15 +131,24 @@ fn output<'a, T: Element>(memory: &mut GlobalMemory<'a>, name: &'static str, vie
 }
 
 #[test]
-fn every_variant() {
-    run_cases(&cases::sim(), &Simulator::default());
+fn every_portable_variant() {
+    run_cases(&cases::sim(), &Simulator::of(AMPERE));
+}
+
+#[test]
+fn every_hopper_variant() {
+    // Shorter sequences run on the portable kernels there too.
+    let cases: Vec<Case> = cases::sim().into_iter().filter(|case| case.seq_len >= 64).collect();
+    run_cases(&cases, &Simulator::of(HOPPER));
 }
 
 #[test]
 fn the_cases_reach_every_variant() {
     let mut reached = Vec::new();
     for case in cases::sim() {
-        reached.extend(Plan::new(&case.problem(), SMALL_GPU).unwrap().variants());
+        for device in [AMPERE, HOPPER] {
+            reached.extend(Plan::new(&case.problem(), device).unwrap().variants());
+        }
     }
     for variant in VARIANTS {
         assert!(reached.contains(&variant), "no case runs {}", variant.entry);
@@ -141,23 +165,36 @@ fn long_cases() -> Vec<Case> {
 #[test]
 fn any_number_of_segments() {
     for segments in [1, 2, 3, 5] {
-        run_cases(&long_cases(), &Simulator { segments: Some(segments), ..Simulator::default() });
+        for device in [AMPERE, HOPPER] {
+            run_cases(&long_cases(), &Simulator { segments: Some(segments), ..Simulator::of(device) });
+        }
+    }
+}
+
+#[test]
+fn any_number_of_sharers() {
+    for sharers in [1, 2, 3] {
+        let simulator = Simulator { segments: Some(2), sharers: Some(sharers), ..Simulator::of(HOPPER) };
+        run_cases(&long_cases(), &simulator);
     }
 }
 
 #[test]
 fn any_order_of_threads_and_blocks() {
-    let bits = |schedule| {
-        let backend = Simulator { segments: Some(3), schedule };
-        let case = Case::new("schedule", DType::Bf16, [1, 2, 150, 128, 64]);
-        let inputs = cases::Inputs::<half::bf16>::new(&case);
-        let [dq, dk, dv] = common::backward(&case, &inputs, &backend);
-        [common::forward(&case, &inputs, &backend), dq, dk, dv]
-    };
-    let expected = bits(Schedule::InOrder);
-    for schedule in [Schedule::Reversed, Schedule::Seeded(1), Schedule::Seeded(2)] {
-        for (name, (got, expected)) in ["o", "dq", "dk", "dv"].iter().zip(bits(schedule).iter().zip(&expected)) {
-            assert_eq!(got.first_difference(expected), None, "`{name}` depends on the order of threads ({schedule:?})");
+    for device in [AMPERE, HOPPER] {
+        let bits = |schedule| {
+            let backend = Simulator { segments: Some(3), sharers: Some(2), schedule, ..Simulator::of(device) };
+            let case = Case::new("schedule", DType::Bf16, [1, 2, 300, 128, 64]);
+            let inputs = cases::Inputs::<half::bf16>::new(&case);
+            let [dq, dk, dv] = common::backward(&case, &inputs, &backend);
+            [common::forward(&case, &inputs, &backend), dq, dk, dv]
+        };
+        let expected = bits(Schedule::InOrder);
+        for schedule in [Schedule::Reversed, Schedule::Seeded(1), Schedule::Seeded(2)] {
+            for (name, (got, expected)) in ["o", "dq", "dk", "dv"].iter().zip(bits(schedule).iter().zip(&expected)) {
+                let difference = got.first_difference(expected);
+                assert_eq!(difference, None, "`{name}` depends on the order of threads ({schedule:?})");
+            }
         }
     }
 }
@@ -170,11 +207,13 @@ fn any_layout() {
             let [d, e] = dims;
             Case::new("layout", DType::Bf16, [2, 3, 130, d, e]).layout(layout).scale(0.125)
         };
-        run_cases(&[[64, 64], [72, 40], [128, 64]].map(place), &Simulator::default());
+        for device in [AMPERE, HOPPER] {
+            run_cases(&[[64, 64], [72, 40], [128, 64]].map(place), &Simulator::of(device));
+        }
     }
 }
 
 #[test]
 fn no_rows() {
-    run_cases(&[Case::new("no rows", DType::Bf16, [2, 3, 0, 64, 64])], &Simulator::default());
+    run_cases(&[Case::new("no rows", DType::Bf16, [2, 3, 0, 64, 64])], &Simulator::of(HOPPER));
 }

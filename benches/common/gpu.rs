@@ -124,9 +124,14 @@ impl Gpu {
 
     /// Median milliseconds of a pass over the rotated `sets`.
     pub fn pass_ms(&self, attention: &mut Attention, sets: &[Set], pass: Pass) -> Result<f64> {
+        self.pass_ms_of(attention, sets, pass, REPETITIONS)
+    }
+
+    /// The same of `repetitions` replays.
+    pub fn pass_ms_of(&self, attention: &mut Attention, sets: &[Set], pass: Pass, repetitions: usize) -> Result<f64> {
         let (graph, calls) = self.pass_graph(attention, sets, pass)?;
         self.replay_ms(&graph, 3)?;
-        let times: Result<Vec<f64>> = (0..REPETITIONS).map(|_| Ok(self.replay_ms(&graph, 1)? / calls as f64)).collect();
+        let times: Result<Vec<f64>> = (0..repetitions).map(|_| Ok(self.replay_ms(&graph, 1)? / calls as f64)).collect();
         Ok(median(times?))
     }
 

@@ -1,0 +1,138 @@
+//! The planner's choices against every other: measures pinned plans over a grid of shapes on the GPU, and says how far
+//! the planned one is from the best: `cargo bench --features cuda --bench plan -- --csv benches/records/h200/plan.csv`.
+
+mod common;
+
+use anyhow::Result;
+
+#[cfg(feature = "cuda")]
+fn main() -> Result<()> {
+    grid::main()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn main() -> Result<()> {
+    println!("the planner plans for GPUs; build with `--features cuda`");
+    Ok(())
+}
+
+#[cfg(feature = "cuda")]
+mod grid {
+    use std::path::PathBuf;
+
+    use anyhow::Result;
+    use clap::Parser;
+    use lightning_attention::{DType, Plan};
+    use lightning_attention_kernels::variants::Arch;
+
+    use super::common::gpu::Gpu;
+    use super::common::{Pass, SUITE, Shape};
+
+    #[derive(Parser)]
+    struct Options {
+        /// Writes the figures to this file.
+        #[arg(long, value_name = "PATH")]
+        csv: Option<PathBuf>,
+        /// Shapes to measure instead of the grid.
+        #[arg(long = "shape", value_name = "B,H,N,D,E")]
+        shapes: Vec<Shape>,
+        /// What cargo passes to every bench.
+        #[arg(long, hide = true)]
+        bench: bool,
+    }
+
+    /// Replays of a graph of at least eight calls.
+    const REPETITIONS: usize = 9;
+
+    /// The recorded shapes, and around them in heads, length and dims.
+    fn grid() -> Vec<Shape> {
+        let mut shapes = SUITE.to_vec();
+        for (heads, lengths) in [(1, [4096, 65_536]), (4, [2048, 32_768]), (16, [1024, 16_384]), (33, [1000, 8192])] {
+            shapes.extend(lengths.map(|n| Shape::new(1, heads, n, 128, 64)));
+        }
+        for heads in [40, 66, 100, 132, 200, 264] {
+            shapes.push(Shape::new(1, heads, 4096, 128, 128));
+            shapes.push(Shape::new(1, heads, 2048, 64, 64));
+        }
+        for (d, e) in [(64, 128), (96, 96), (72, 40), (128, 64)] {
+            shapes.push(Shape::new(2, 16, 3000, d, e));
+            shapes.push(Shape::new(8, 32, 700, d, e));
+        }
+        shapes
+    }
+
+    /// Plans with one thing or another pinned; the planner's own first.
+    fn plans(planned: &Plan) -> Vec<Plan> {
+        let mut plans = vec![planned.clone()];
+        let segments = [1, 2, 3, 4, 5, 6, 8, 11, 16, 22, 33, 66, 132];
+        for family in [Arch::Sm90, Arch::Sm80] {
+            for sharers in 1..=if family == Arch::Sm90 { 4 } else { 1 } {
+                for segments in segments {
+                    let plan = planned.clone().with_family(family).with_segments(segments, segments);
+                    let plan = if family == Arch::Sm90 { plan.with_sharers(sharers) } else { plan };
+                    let blocks = planned.problem().batch * planned.problem().heads * (segments * sharers) as usize;
+                    if !plans.contains(&plan) && (segments * sharers == 1 || blocks <= 1056) {
+                        plans.push(plan);
+                    }
+                }
+            }
+        }
+        plans
+    }
+
+    pub(super) fn main() -> Result<()> {
+        let options = Options::parse();
+        let gpu = Gpu::new(0)?;
+        let mut csv = csv::Writer::from_writer(Vec::new());
+        csv.write_record(["pass", "b", "h", "n", "d", "e", "family", "segments", "sharers", "ms", "predicted_ms"])?;
+        let shapes = if options.shapes.is_empty() { grid() } else { options.shapes };
+        let mut worst: f64 = 1.0;
+        for shape in shapes {
+            let problem = shape.problem(DType::Bf16);
+            let sets = gpu.rotated_sets(&problem, &shape)?;
+            let plans = plans(&gpu.engine.plan(&problem)?);
+            for pass in Pass::BOTH {
+                let mut timed = Vec::new();
+                for plan in &plans {
+                    let schedule = *match pass {
+                        Pass::Forward => plan.forward(),
+                        Pass::Backward => plan.backward(),
+                    };
+                    let mut attention = gpu.engine.prepare_plan(plan.clone())?;
+                    let ms = gpu.pass_ms_of(&mut attention, &sets, pass, REPETITIONS)?;
+                    timed.push((ms, schedule));
+                    let Shape { batch, heads, seq_len, head_dim, value_dim } = shape;
+                    let sharers = &schedule.sharers[..if pass == Pass::Forward { 1 } else { 3 }];
+                    csv.serialize((
+                        pass.name(),
+                        (batch, heads, seq_len, head_dim, value_dim),
+                        format!("{:?}", schedule.arch),
+                        schedule.segments,
+                        sharers.iter().map(u32::to_string).collect::<Vec<_>>().join("+"),
+                        format!("{ms:.4}"),
+                        format!("{:.4}", schedule.predicted_us / 1e3),
+                    ))?;
+                }
+                let planned = timed[0];
+                timed.sort_by(|a, b| a.0.total_cmp(&b.0));
+                let ratio = planned.0 / timed[0].0;
+                worst = worst.max(ratio);
+                let show = |(ms, s): (f64, lightning_attention::plan::Schedule)| {
+                    format!("{ms:.4} ms {:?} {} segments {:?} sharers", s.arch, s.segments, s.sharers)
+                };
+                println!(
+                    "{shape:<21} {:<8} {ratio:.3}  planned {} ({:.4} predicted)  best {}",
+                    pass.name(),
+                    show(planned),
+                    planned.1.predicted_us / 1e3,
+                    show(timed[0])
+                );
+            }
+        }
+        println!("worst: {worst:.3}");
+        if let Some(path) = options.csv {
+            std::fs::write(path, csv.into_inner()?)?;
+        }
+        Ok(())
+    }
+}
