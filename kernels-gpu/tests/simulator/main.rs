@@ -3,6 +3,7 @@
 mod asynchronous;
 mod barriers;
 mod blocks;
+mod hopper;
 mod instructions;
 mod matmul;
 mod memory;

@@ -19,21 +19,27 @@
 //! (here every product is added in f32, in the order of `k`).
 
 mod buffer;
+mod bulk;
 mod clocks;
 mod fault;
 mod global;
+mod hopper;
 mod launch;
 mod machine;
 mod matrix;
+mod mbarrier;
 mod numeric;
 mod shadow;
 mod shared;
+mod wgmma;
 
 use core::panic::Location;
 
 pub use buffer::{Buffer, Element};
-pub use fault::{Access, Action, Fault, FaultKind, Meeting, Space, Standing};
+pub use bulk::encode_tensor_map;
+pub use fault::{Access, Action, BarrierProblem, Fault, FaultKind, Meeting, Product, Space, Standing};
 pub use global::GlobalMemory;
+pub use hopper::*;
 pub use launch::{Launch, Schedule, launch};
 use machine::{access, bytes, meet, take, with, words};
 
