@@ -35,6 +35,7 @@ pub(super) enum Flaw {
     WrongEmptyParity,
     OneWarpDoesNotWait,
     ReleaseBeforeRead,
+    ReleaseWithoutWarpBarrier,
     ReleaseBeforeProducts,
     NoProductFence,
     DescriptorOutOfBounds,
@@ -46,7 +47,8 @@ pub(super) enum Flaw {
     ProxyFenceBeforeStore,
     NoWarpBarrier,
     NoReadWait,
-    NoWaitAtAll,
+    NoWarpBarrierAfterReadWait,
+    NoFinalWait,
     NoPolicy,
     NoMap,
     WriteToBarrier,
@@ -187,7 +189,7 @@ fn consumer<T: Operand, const R: usize, const TRANS_B: u32>(maps: &Maps, flaw: F
                 }
                 let mut b = descriptor(at + 8192);
                 match flaw {
-                    Flaw::DescriptorOutOfBounds => b = descriptor(end - 1024),
+                    Flaw::DescriptorOutOfBounds => b = descriptor(end.next_multiple_of(1024)),
                     Flaw::DescriptorUninitialised => b = descriptor(result),
                     Flaw::DescriptorWithoutSwizzle => b &= !(1 << 62),
                     Flaw::DescriptorsDiffer => b += u64::from(thread == 70),
@@ -205,7 +207,9 @@ fn consumer<T: Operand, const R: usize, const TRANS_B: u32>(maps: &Maps, flaw: F
                 wgmma_wait_group::<0, R>(&mut d);
                 keep_alive(a.as_flattened().try_into().unwrap(), end - 4);
                 if !matches!(flaw, Flaw::ReleaseBeforeRead | Flaw::ReleaseBeforeProducts) {
-                    syncwarp();
+                    if flaw != Flaw::ReleaseWithoutWarpBarrier {
+                        syncwarp();
+                    }
                     mbarrier_arrive_if(empty, arrives);
                 }
             }
@@ -217,7 +221,7 @@ fn consumer<T: Operand, const R: usize, const TRANS_B: u32>(maps: &Maps, flaw: F
         }
         store::<T, R>(&maps[2], &d, result + 2048 * warp, FIRST[0] + 64 * tile + 16 * warp as i32, flaw);
     }
-    if flaw != Flaw::NoWaitAtAll {
+    if flaw != Flaw::NoFinalWait {
         cp_async_bulk_wait_group::<0>();
     }
 }
@@ -226,8 +230,10 @@ fn consumer<T: Operand, const R: usize, const TRANS_B: u32>(maps: &Maps, flaw: F
 fn store<T: Operand, const R: usize>(map: &TensorMap, d: &[f32; R], to: u32, row: i32, flaw: Flaw) {
     let lane = thread_idx_x() % 32;
     let elected = lane == 0;
-    if !matches!(flaw, Flaw::NoReadWait | Flaw::NoWaitAtAll) {
+    if flaw != Flaw::NoReadWait {
         cp_async_bulk_wait_group_read::<0>();
+    }
+    if flaw != Flaw::NoWarpBarrierAfterReadWait {
         syncwarp();
     }
     if flaw == Flaw::ProxyFenceBeforeStore {

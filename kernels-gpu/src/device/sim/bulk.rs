@@ -67,7 +67,7 @@ impl TensorBox {
         // SAFETY: the caller's contract; any alignment and any bits will do.
         let TensorMap(words) = unsafe { map.read_unaligned() };
         if words[0] != MAGIC {
-            let what = format!("there is no tensor map at {map:p}");
+            let what = "there is no tensor map at this address".into();
             return Err(Box::new(FaultKind::Invalid { what }));
         }
         let pair = |word: u64| [word as u32, (word >> 32) as u32];

@@ -1,12 +1,10 @@
 //! The device functions that Hopper adds.
 
 use core::panic::Location;
-use std::boxed::Box;
 
 use super::bulk::POLICIES;
-use super::fault::{FaultKind, Meeting, Product};
+use super::fault::{Meeting, Product};
 use super::machine::{access, meet, wait_for_phase, with};
-use super::wgmma::{Operands, number_of};
 use crate::abi::TensorMap;
 
 /// `setmaxnreg.dec`.
@@ -218,16 +216,7 @@ fn multiply(
     descriptor: u64,
     accumulate: bool,
 ) {
-    access(at, |m| {
-        // What it does not add to may be anything.
-        let number = if accumulate { number_of(d)? } else { number_of(d).unwrap_or(0) };
-        let mut operands = Operands { a, d: [0.0; 64], number, descriptor, accumulate };
-        if accumulate {
-            operands.d[..d.len()].copy_from_slice(d);
-        }
-        m.hand_in(operands);
-        Ok::<_, Box<FaultKind>>(())
-    });
+    access(at, |m| m.hand_in(d, a, descriptor, accumulate));
     meet(Meeting::Wgmma(product), at, |_, _| {});
     d.fill(with(|m| m.poison()));
 }

@@ -313,7 +313,7 @@ impl Machine {
                 self.registers[group] = Some(registers);
                 let all: Option<u32> = self.registers.iter().copied().sum();
                 if let Some(all) = all.filter(|all| all * GROUP as u32 > 64 * 1024) {
-                    let what = format!("the warpgroups of the block ask for {all} registers in a quarter of 256 × 4");
+                    let what = format!("{all} registers for 128 threads each are more than the 65536 there are");
                     return Err(self.fault(members.start, FaultKind::Invalid { what }, Some(at)));
                 }
             }
@@ -366,19 +366,25 @@ impl Machine {
                 }
             }
         }
-        for thread in all.clone() {
-            if let Standing::Blocked { barrier, at } = standing(thread) {
-                let index = self.barriers.all.iter().position(|other| other.offset() == barrier);
-                let other = &self.barriers.all[index.expect("it was found before")];
-                let kind = FaultKind::Deadlock {
-                    barrier,
-                    phase: other.phase,
-                    pending: other.pending,
-                    missing_bytes: other.missing_bytes,
-                    everybody: self.everybody(),
-                };
-                return self.fault(thread, kind, Some(at));
+        let blocked = |thread: usize| match standing(thread) {
+            Standing::Blocked { barrier, at } => {
+                let barrier = self.barriers.all.iter().find(|other| other.offset() == barrier);
+                Some((thread, barrier.expect("it was found before"), at))
             }
+            _ => None,
+        };
+        // Bytes that nobody brings are a cause, arrivals that do not come may be an effect.
+        let lacks_bytes = |thread: usize| blocked(thread).filter(|(_, barrier, _)| barrier.pending == 0);
+        if let Some((thread, barrier, at)) = all.clone().find_map(lacks_bytes).or_else(|| all.clone().find_map(blocked))
+        {
+            let kind = FaultKind::Deadlock {
+                barrier: barrier.offset(),
+                phase: barrier.phase,
+                pending: barrier.pending,
+                missing_bytes: barrier.missing_bytes,
+                everybody: self.everybody(),
+            };
+            return self.fault(thread, kind, Some(at));
         }
         let is_at_barrier = |&thread: &usize| matches!(standing(thread), Standing::Waits(Meeting::Syncthreads, _));
         let waiting = all.clone().find(is_at_barrier).expect("who neither waits nor exited can run");

@@ -34,14 +34,14 @@ pub(super) struct GroupExchange {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Operands {
-    pub a: [u32; 4],
+struct Operands {
+    a: [u32; 4],
     /// What it adds to, if it does not add to what is in flight.
-    pub d: [f32; 64],
+    d: [f32; 64],
     /// Number of the accumulator it adds to, if that is in flight; 0 if not.
-    pub number: u32,
-    pub descriptor: u64,
-    pub accumulate: bool,
+    number: u32,
+    descriptor: u64,
+    accumulate: bool,
 }
 
 /// An accumulator that not every thread has collected.
@@ -74,13 +74,18 @@ impl GroupExchange {
     }
 }
 
-/// The number of the accumulator in flight that `d` is, or 0; an error if that was changed.
-pub(super) fn number_of(d: &[f32]) -> Result<u32, Box<FaultKind>> {
-    let number = |x: f32| if x.to_bits() & !NUMBER == POISON { x.to_bits() & NUMBER } else { 0 };
-    let first = number(d[0]);
-    match d.iter().all(|&x| number(x) == first) {
-        true => Ok(first),
-        false => Err(Box::new(FaultKind::TouchedAccumulator)),
+impl GroupExchange {
+    /// The number of the accumulator that `d` is, if it is in flight, or 0; an error if it was in flight.
+    fn number_of(&self, d: &[f32]) -> Result<u32, Box<FaultKind>> {
+        let first = d[0].to_bits();
+        if first & !NUMBER == POISON && d.iter().all(|x| x.to_bits() == first) {
+            return Ok(first & NUMBER);
+        }
+        let is_trace = |x: &f32| x.is_nan() && self.in_flight.iter().any(|d| d.number == x.to_bits() & NUMBER);
+        match d.iter().any(is_trace) {
+            true => Err(Box::new(FaultKind::TouchedAccumulator)),
+            false => Ok(0),
+        }
     }
 }
 
@@ -114,10 +119,23 @@ impl Descriptor {
 }
 
 impl Machine {
-    /// The current thread hands in operands; those of one that accumulates on what is in flight have its number.
-    pub(super) fn hand_in(&mut self, operands: Operands) {
+    /// The current thread hands in the operands of a product.
+    pub(super) fn hand_in(
+        &mut self,
+        d: &[f32],
+        a: [u32; 4],
+        descriptor: u64,
+        accumulate: bool,
+    ) -> Result<(), Box<FaultKind>> {
         let exchange = self.group_exchanges[self.current / GROUP].get_or_insert_with(GroupExchange::new);
-        exchange.operands[self.current % GROUP] = operands;
+        // What the product does not add to may be anything.
+        let number = if accumulate { exchange.number_of(d)? } else { 0 };
+        let operands = &mut exchange.operands[self.current % GROUP];
+        (operands.a, operands.number, operands.descriptor, operands.accumulate) = (a, number, descriptor, accumulate);
+        if accumulate && number == 0 {
+            operands.d[..d.len()].copy_from_slice(d);
+        }
+        Ok(())
     }
 
     /// The poison of the last product of the current warpgroup.
@@ -148,9 +166,9 @@ impl Machine {
 
     /// After a wait: the value of an accumulator, if that is done.
     pub(super) fn collect(&mut self, d: &mut [f32]) -> Result<(), Box<FaultKind>> {
-        let number = number_of(d)?;
         let (thread, warp) = (self.current % GROUP, self.current / LANES);
         let Some(exchange) = &mut self.group_exchanges[self.current / GROUP] else { return Ok(()) };
+        let number = exchange.number_of(d)?;
         let Some(at) = exchange.in_flight.iter().position(|d| d.number == number) else { return Ok(()) };
         let accumulator = &mut exchange.in_flight[at];
         if accumulator.groups[warp % 4] > self.groups[warp].done {
@@ -219,11 +237,7 @@ impl Machine {
                 return invalid(0, "it adds to a copy of an accumulator that was collected elsewhere");
             }
             (None, true) => gather(&exchange.operands, columns),
-            (Some(at), false) => {
-                exchange.in_flight.swap_remove(at);
-                vec![0.0; ROWS * columns]
-            }
-            (None, false) => vec![0.0; ROWS * columns],
+            (_, false) => vec![0.0; ROWS * columns],
         };
         let a = decode_a(&exchange.operands, product.bf16);
         for (d, a) in value.chunks_exact_mut(columns).zip(&a) {
