@@ -11,6 +11,7 @@ mod matmul;
 mod memory;
 mod products;
 mod races;
+mod roles;
 
 use lightning_attention_kernels::device::sim::{Fault, FaultKind, GlobalMemory, Launch, Schedule, launch};
 

@@ -149,11 +149,12 @@ fn coroutine(kernel: &dyn Fn()) -> Coro {
 /// Runs a thread until it waits or exits, unless it does already.
 #[inline(always)]
 fn resume(coros: &mut [Coro], thread: usize) -> Result<(), Box<Fault>> {
-    let runs = with(|m| {
-        m.current = thread;
-        matches!(m.threads[thread].standing, Standing::Ready)
+    let is_ready = with(|m| {
+        let is_ready = matches!(m.threads[thread].standing, Standing::Ready);
+        m.current = if is_ready { thread } else { NOBODY };
+        is_ready
     });
-    if !runs {
+    if !is_ready {
         return Ok(());
     }
     // Nothing of a kernel that panicked is looked at again.

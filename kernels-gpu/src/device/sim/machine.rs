@@ -219,10 +219,10 @@ impl Machine {
         mut kind: FaultKind,
         at: Option<&'static Location<'static>>,
     ) -> Box<Fault> {
-        if let FaultKind::UseBeforeLanding { barrier: thread, .. } | FaultKind::Race { other: thread, .. } = &mut kind
-            && let Some(track) = (*thread as usize).checked_sub(self.threads.len())
+        if let FaultKind::UseBeforeLanding { barrier: track, .. } | FaultKind::Race { other: track, .. } = &mut kind
+            && let Some(index) = (*track as usize).checked_sub(self.threads.len())
         {
-            *thread = self.owners[track];
+            *track = self.owners[index];
         }
         Box::new(Fault { kernel: self.kernel, block: self.block, thread: thread as u32, at, kind })
     }
