@@ -3,10 +3,15 @@
 mod asynchronous;
 mod barriers;
 mod blocks;
+mod copies;
+mod flaws;
+mod hopper;
 mod instructions;
 mod matmul;
 mod memory;
+mod products;
 mod races;
+mod roles;
 
 use lightning_attention_kernels::device::sim::{Fault, FaultKind, GlobalMemory, Launch, Schedule, launch};
 

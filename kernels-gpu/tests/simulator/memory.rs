@@ -44,12 +44,18 @@ fn vectors_are_aligned() {
         }
     });
     assert_eq!(shared.thread, 3);
-    assert!(matches!(shared.kind, FaultKind::Misaligned { access } if access.space == Space::Shared), "{shared}");
+    assert!(
+        matches!(shared.kind, FaultKind::Misaligned { access, alignment: 16 } if access.space == Space::Shared),
+        "{shared}"
+    );
     let global = fault_of_twin(&base, &memory, |form| {
         // SAFETY: the simulator checks.
         unsafe { ld_global_f32x4((source + u64::from(shift(form))) as *const f32) };
     });
-    assert!(matches!(global.kind, FaultKind::Misaligned { access } if access.space == Space::Global), "{global}");
+    assert!(
+        matches!(global.kind, FaultKind::Misaligned { access, alignment: 16 } if access.space == Space::Global),
+        "{global}"
+    );
 }
 
 #[test]

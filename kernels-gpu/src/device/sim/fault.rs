@@ -31,10 +31,12 @@ pub enum FaultKind {
         /// The buffer it misses by the least, and by how much.
         nearest: String,
     },
-    /// The address is not a multiple of the access size.
+    /// The address is not a multiple of what the access needs.
     Misaligned {
         /// What was tried.
         access: Access,
+        /// What it must be a multiple of.
+        alignment: u32,
     },
     /// A store to a buffer that was registered as an input.
     ReadOnly {
@@ -58,6 +60,55 @@ pub enum FaultKind {
         copier: u32,
         /// Whether that thread has waited for it; then a barrier after the wait is what is missing.
         waited: bool,
+    },
+    /// The access touches the destination of a tensor copy, and no wait for the phase of its mbarrier comes before.
+    UseBeforeLanding {
+        /// What was tried.
+        access: Access,
+        /// Offset of the mbarrier in shared memory.
+        barrier: u32,
+        /// Whether the bytes have arrived; then this thread's wait for the phase is what is missing.
+        landed: bool,
+    },
+    /// The asynchronous proxy reads what an ordinary store wrote, and the thread that wrote did not execute
+    /// `fence_proxy_async` in between, before the barrier.
+    MissingProxyFence {
+        /// What was tried.
+        access: Access,
+        /// The thread that wrote.
+        writer: u32,
+    },
+    /// The access touches an mbarrier.
+    TouchesBarrier {
+        /// What was tried.
+        access: Access,
+    },
+    /// An mbarrier is not used as it must be.
+    Barrier {
+        /// Its offset in shared memory.
+        barrier: u32,
+        /// What is wrong.
+        problem: BarrierProblem,
+    },
+    /// An accumulator of products in flight was changed before `wgmma_wait_group`.
+    TouchedAccumulator,
+    /// An operand that the instruction does not take.
+    Invalid {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Nobody can run, and nothing is on its way. `thread` is one that waits.
+    Deadlock {
+        /// Offset of the mbarrier that `thread` waits for.
+        barrier: u32,
+        /// Number of the phase that does not complete.
+        phase: u32,
+        /// Arrivals it lacks.
+        pending: u32,
+        /// Bytes it lacks.
+        missing_bytes: u32,
+        /// What every thread is doing.
+        everybody: String,
     },
     /// Two threads of a block touch the same bytes, one of them writing, with no barrier in between.
     Race {
@@ -95,6 +146,20 @@ pub enum FaultKind {
     },
 }
 
+/// What is wrong with the use of an mbarrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BarrierProblem {
+    /// There is none at that address.
+    Uninitialised,
+    /// The copy engine uses it, but its initialisation was not followed by `fence_mbarrier_init`, in the thread that
+    /// initialised it, before the barrier.
+    NotFenced,
+    /// More threads arrive in a phase than it was initialised for.
+    TooManyArrivals,
+    /// Copies bring more bytes than the phase has been told to expect until they are issued.
+    UnexpectedBytes,
+}
+
 /// One access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
@@ -128,6 +193,16 @@ pub enum Action {
     AsyncCopy,
     /// `ldmatrix`, one row of a matrix.
     MatrixLoad,
+    /// `stmatrix`, one row of a matrix.
+    MatrixStore,
+    /// `cp.async.bulk.tensor` to shared memory: its destination, or one row of its source.
+    TensorLoad,
+    /// `cp.async.bulk.tensor` to global memory: 16 bytes of its source, or one row of its destination.
+    TensorStore,
+    /// `wgmma`, 16 bytes of B.
+    Product,
+    /// An mbarrier instruction.
+    Barrier,
 }
 
 /// A place where threads wait for each other.
@@ -145,6 +220,36 @@ pub enum Meeting {
     MmaBf16,
     /// `mma` of f16 operands.
     MmaF16,
+    /// `stmatrix`.
+    Stmatrix,
+    /// `wgmma.fence`.
+    WgmmaFence,
+    /// `wgmma.commit_group`.
+    WgmmaCommitGroup,
+    /// `wgmma.wait_group` for all but so many groups.
+    WgmmaWaitGroup(u32),
+    /// `wgmma.mma_async`.
+    Wgmma(Product),
+    /// `setmaxnreg` to so many registers.
+    Setmaxnreg(u32),
+}
+
+impl Meeting {
+    /// Whether a warpgroup meets here, not a warp.
+    pub(super) fn is_of_warpgroup(self) -> bool {
+        matches!(self, Self::Wgmma(_) | Self::Setmaxnreg(_))
+    }
+}
+
+/// Which asynchronous product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// Columns of B and D.
+    pub columns: u32,
+    /// Whether B is stored `[k, n]`.
+    pub transposed: bool,
+    /// Whether the elements are bf16; otherwise f16.
+    pub bf16: bool,
 }
 
 /// What a thread is doing when it is not running.
@@ -154,6 +259,13 @@ pub enum Standing {
     Ready,
     /// It waits for others, at this source line.
     Waits(Meeting, &'static Location<'static>),
+    /// It waits for a phase of an mbarrier.
+    Blocked {
+        /// Offset of the mbarrier in shared memory.
+        barrier: u32,
+        /// The source line.
+        at: &'static Location<'static>,
+    },
     /// It returned from the kernel.
     Exited,
 }
@@ -176,7 +288,7 @@ impl fmt::Display for FaultKind {
         let verb = |wrote: bool| if wrote { "wrote" } else { "read" };
         match self {
             Self::OutOfBounds { access, nearest } => write!(f, "{access} is out of bounds: {nearest}"),
-            Self::Misaligned { access } => write!(f, "{access} is not {}-byte aligned", access.bytes),
+            Self::Misaligned { access, alignment } => write!(f, "{access} is not {alignment}-byte aligned"),
             Self::ReadOnly { access, buffer } => write!(f, "{access} writes to the input `{buffer}`"),
             Self::Uninitialised { access, first } => {
                 write!(f, "{access} reads memory nobody wrote, from {first:#x} on")
@@ -194,6 +306,35 @@ impl fmt::Display for FaultKind {
                     "{access} touches a cp.async of {}, which waited for it, but no barrier after that wait orders \
                      this access",
                     Thread(*copier)
+                )
+            }
+            Self::UseBeforeLanding { access, barrier, landed } => {
+                let state = if *landed { "has landed, but no wait" } else { "is in flight, with no wait" };
+                write!(f, "{access} touches a tensor copy that {state} for its mbarrier at offset {barrier} before")
+            }
+            Self::MissingProxyFence { access, writer } => {
+                write!(f, "{access} through the asynchronous proxy: no fence_proxy_async by {} ", Thread(*writer))?;
+                f.write_str("between its store there and the barrier")
+            }
+            Self::TouchesBarrier { access } => write!(f, "{access} touches an mbarrier"),
+            Self::Barrier { barrier, problem } => {
+                let problem = match problem {
+                    BarrierProblem::Uninitialised => "is none: nobody initialised it",
+                    BarrierProblem::NotFenced => "lacks fence_mbarrier_init between its initialisation and the barrier",
+                    BarrierProblem::TooManyArrivals => "gets more arrivals in a phase than it was initialised for",
+                    BarrierProblem::UnexpectedBytes => "gets more bytes than its phase was told to expect",
+                };
+                write!(f, "the mbarrier at offset {barrier} {problem}")
+            }
+            Self::TouchedAccumulator => {
+                f.write_str("an accumulator was changed before the wgmma_wait_group that makes it readable")
+            }
+            Self::Invalid { what } => f.write_str(what),
+            Self::Deadlock { barrier, phase, pending, missing_bytes, everybody } => {
+                write!(
+                    f,
+                    "waits for phase {phase} of the mbarrier at offset {barrier}, which lacks {pending} arrivals and \
+                     {missing_bytes} bytes, and nobody can run: {everybody}"
                 )
             }
             Self::Race { access, other, other_wrote } => {
@@ -221,6 +362,11 @@ impl fmt::Display for Access {
             Action::Store => "store",
             Action::AsyncCopy => "cp.async",
             Action::MatrixLoad => "ldmatrix row",
+            Action::MatrixStore => "stmatrix row",
+            Action::TensorLoad => "tensor load",
+            Action::TensorStore => "tensor store",
+            Action::Product => "wgmma operand",
+            Action::Barrier => "mbarrier",
         };
         let Access { addr, bytes, .. } = self;
         match self.space {
@@ -235,12 +381,22 @@ impl fmt::Display for Access {
 impl fmt::Display for Meeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::WgmmaWaitGroup(most_recent) => return write!(f, "wgmma.wait_group {most_recent}"),
+            Self::Setmaxnreg(registers) => return write!(f, "setmaxnreg {registers}"),
+            Self::Wgmma(Product { columns, transposed, bf16 }) => {
+                let (element, order) =
+                    (if *bf16 { "bf16" } else { "f16" }, if *transposed { "[k, n]" } else { "[n, k]" });
+                return write!(f, "wgmma m64n{columns}k16 ({element}, B {order})");
+            }
             Self::Syncthreads => "syncthreads",
             Self::Syncwarp => "syncwarp",
             Self::Ldmatrix => "ldmatrix",
             Self::LdmatrixTrans => "ldmatrix.trans",
             Self::MmaBf16 => "mma (bf16)",
             Self::MmaF16 => "mma (f16)",
+            Self::Stmatrix => "stmatrix",
+            Self::WgmmaFence => "wgmma.fence",
+            Self::WgmmaCommitGroup => "wgmma.commit_group",
         })
     }
 }
@@ -250,6 +406,7 @@ impl fmt::Display for Standing {
         match self {
             Self::Ready => f.write_str("is ready to run"),
             Self::Waits(meeting, at) => write!(f, "waits at {meeting}, {at}"),
+            Self::Blocked { barrier, at } => write!(f, "waits for the mbarrier at offset {barrier}, {at}"),
             Self::Exited => f.write_str("exited"),
         }
     }

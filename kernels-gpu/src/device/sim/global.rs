@@ -173,20 +173,50 @@ impl Global {
         Ok(())
     }
 
+    /// Reads a piece of a row for the copy engine.
+    pub(super) fn load_row(&mut self, addr: u64, data: &mut [u8], by: &View<'_>) -> Result<(), Box<FaultKind>> {
+        let access = Access { space: Space::Global, action: Action::TensorLoad, addr, bytes: data.len() as u32 };
+        let source = self.access_any(access, false, by)?;
+        // SAFETY: `access_any` returns a pointer to so many bytes of a registered buffer.
+        unsafe { source.copy_to_nonoverlapping(data.as_mut_ptr(), data.len()) };
+        Ok(())
+    }
+
+    /// Writes a piece of a row for the copy engine.
+    pub(super) fn store_row(&mut self, addr: u64, data: &[u8], by: &View<'_>) -> Result<(), Box<FaultKind>> {
+        let access = Access { space: Space::Global, action: Action::TensorStore, addr, bytes: data.len() as u32 };
+        let target = self.access_any(access, true, by)?;
+        // SAFETY: as in `load_row`; the buffer is writable, so the borrow is exclusive, and its type takes any bits.
+        unsafe { target.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
+        Ok(())
+    }
+
     /// Checks and records an access; a pointer to its bytes.
     fn access<const N: usize>(&mut self, action: Action, addr: u64, by: &View<'_>) -> Result<*mut u8, Box<FaultKind>> {
+        const { assert!(words_of::<N>() > 0) };
         let access = Access { space: Space::Global, action, addr, bytes: N as u32 };
+        if !addr.is_multiple_of(N as u64) {
+            self.find(access)?;
+            return Err(Box::new(FaultKind::Misaligned { access, alignment: N as u32 }));
+        }
+        self.access_any(access, action == Action::Store, by)
+    }
+
+    /// As [`Global::access`], of any size and alignment.
+    #[inline(always)]
+    fn access_any(&mut self, access: Access, writes: bool, by: &View<'_>) -> Result<*mut u8, Box<FaultKind>> {
         let at = self.find(access)?;
+        let Access { addr, bytes, .. } = access;
         let Self { regions, lists, launch, .. } = self;
         let Region { name: buffer, start, base, writable, words, .. } = &mut regions[at];
-        let writes = action == Action::Store;
         if writes && !*writable {
             return Err(Box::new(FaultKind::ReadOnly { access, buffer }));
         }
         let offset = (addr - *start) as usize;
         if *writable {
-            let first = (offset + *start as usize % WORD_BYTES) / WORD_BYTES;
-            for (i, word) in words[first..][..words_of::<N>()].iter_mut().enumerate() {
+            let first = offset + *start as usize % WORD_BYTES;
+            let end = (first + bytes as usize).div_ceil(WORD_BYTES);
+            for (i, word) in words[first / WORD_BYTES..end].iter_mut().enumerate() {
                 if let Some((other, other_wrote)) = word.enter(launch, writes) {
                     let other = launch.index(other);
                     return Err(Box::new(FaultKind::BlockRace { access, buffer, other, other_wrote }));
@@ -212,9 +242,6 @@ impl Global {
                 Some(at) => at,
                 None => return Err(Box::new(FaultKind::OutOfBounds { access, nearest: self.nearest(access) })),
             };
-        }
-        if !addr.is_multiple_of(u64::from(bytes)) {
-            return Err(Box::new(FaultKind::Misaligned { access }));
         }
         Ok(self.last)
     }

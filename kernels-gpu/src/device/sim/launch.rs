@@ -6,6 +6,7 @@ use std::boxed::Box;
 use std::panic::catch_unwind;
 use std::string::{String, ToString};
 use std::thread_local;
+use std::vec;
 use std::vec::Vec;
 
 use corosensei::stack::DefaultStack;
@@ -90,33 +91,47 @@ pub fn launch(launch: &Launch, memory: &GlobalMemory<'_>, kernel: &dyn Fn()) -> 
 fn run_block(threads: usize, order: &mut Order, kernel: &dyn Fn()) -> Result<(), Box<Fault>> {
     // On a fault, dropping them unwinds the kernels where they stand.
     let mut coros: Vec<Coro> = (0..threads).map(|_| coroutine(kernel)).collect();
-    let all: Vec<usize> = (0..threads / LANES).collect();
-    let mut ready = all.clone();
+    let mut ready: Vec<usize> = (0..threads / LANES).collect();
+    let mut is_ready = vec![true; ready.len()];
     order.arrange(&mut ready);
     let mut lanes: [usize; LANES] = core::array::from_fn(|lane| lane);
     order.arrange(&mut lanes);
     loop {
         while !ready.is_empty() {
             let pick = order.pick(ready.len());
+            let warp = ready[pick];
             order.rearrange(&mut lanes);
             for lane in lanes {
-                resume(&mut coros, ready[pick] * LANES + lane)?;
+                resume(&mut coros, warp * LANES + lane)?;
             }
-            match with(|m| m.settle(ready[pick]))? {
-                WarpState::Ready => {}
-                WarpState::AtBlockBarrier | WarpState::Exited => {
+            with(|m| {
+                if m.settle(warp)? == WarpState::Stopped {
                     ready.remove(pick);
+                    is_ready[warp] = false;
                 }
-            }
+                m.woken.drain(..).for_each(|warp| enqueue(warp, &mut ready, &mut is_ready));
+                Ok::<_, Box<Fault>>(())
+            })?;
         }
-        if !with(Machine::settle_block)? {
+        let goes_on = with(|m| {
+            let goes_on = m.settle_block(|copies| order.pick_copy(copies));
+            m.woken.drain(..).for_each(|warp| enqueue(warp, &mut ready, &mut is_ready));
+            goes_on
+        });
+        if !goes_on? {
             break;
         }
-        ready.extend_from_slice(&all);
-        order.arrange(&mut ready);
+        order.arrange_sorted(&mut ready);
     }
     STACKS.with_borrow_mut(|stacks| stacks.extend(coros.into_iter().map(Coro::into_stack)));
     Ok(())
+}
+
+/// A warp may run on.
+fn enqueue(warp: usize, ready: &mut Vec<usize>, is_ready: &mut [bool]) {
+    if !core::mem::replace(&mut is_ready[warp], true) {
+        ready.push(warp);
+    }
 }
 
 fn coroutine(kernel: &dyn Fn()) -> Coro {
@@ -131,10 +146,17 @@ fn coroutine(kernel: &dyn Fn()) -> Coro {
     }
 }
 
-/// Runs a thread until it waits or exits.
+/// Runs a thread until it waits or exits, unless it does already.
 #[inline(always)]
 fn resume(coros: &mut [Coro], thread: usize) -> Result<(), Box<Fault>> {
-    with(|m| m.current = thread);
+    let is_ready = with(|m| {
+        let is_ready = matches!(m.threads[thread].standing, Standing::Ready);
+        m.current = if is_ready { thread } else { NOBODY };
+        is_ready
+    });
+    if !is_ready {
+        return Ok(());
+    }
     // Nothing of a kernel that panicked is looked at again.
     let result = catch_unwind(AssertUnwindSafe(|| coros[thread].resume(())));
     with(|m| {
@@ -189,6 +211,21 @@ impl Order {
             Schedule::InOrder | Schedule::Reversed => 0,
             Schedule::Seeded(_) => self.below(n),
         }
+    }
+
+    /// Which of `n` copies, in the order of their issue, lands next.
+    fn pick_copy(&mut self, n: usize) -> usize {
+        match self.schedule {
+            Schedule::InOrder => 0,
+            Schedule::Reversed => n - 1,
+            Schedule::Seeded(_) => self.below(n),
+        }
+    }
+
+    /// Puts indices in order that may be in any.
+    fn arrange_sorted(&mut self, items: &mut [usize]) {
+        items.sort_unstable();
+        self.arrange(items);
     }
 
     fn shuffle<T>(&mut self, items: &mut [T]) {

@@ -4,19 +4,24 @@ use core::cell::RefCell;
 use core::panic::Location;
 use core::ptr::NonNull;
 use std::boxed::Box;
+use std::format;
 use std::rc::Rc;
+use std::string::String;
 use std::thread_local;
 use std::vec;
 use std::vec::Vec;
 
 use corosensei::Yielder;
 
+use super::bulk::{Load, Stores};
 use super::clocks::Clocks;
 use super::fault::{Action, Fault, FaultKind, Meeting, Standing};
 use super::global::Global;
-use super::launch::Launch;
+use super::launch::{Launch, SHARED_BASE};
 use super::matrix::{Exchange, LANES, decode_bf16, decode_f16};
+use super::mbarrier::Barriers;
 use super::shared::Shared;
+use super::wgmma::{GROUP, GroupExchange, Groups};
 
 /// Why a coroutine suspends.
 pub(super) enum Pause {
@@ -38,6 +43,21 @@ pub(super) struct Machine {
     pub clocks: Clocks,
     pub shared: Shared,
     pub global: Rc<RefCell<Global>>,
+    pub barriers: Barriers,
+    /// Tensor copies on their way to shared memory, in the order of their issue.
+    pub loads: Vec<Load>,
+    /// Per thread.
+    pub stores: Vec<Stores>,
+    /// Per warp.
+    pub groups: Vec<Groups>,
+    /// Per warpgroup, once it multiplies.
+    pub group_exchanges: Vec<Option<GroupExchange>>,
+    /// Per warpgroup, what it asked for.
+    registers: Vec<Option<u32>>,
+    /// Warps that may run on.
+    pub woken: Vec<usize>,
+    /// The thread of each track, or the offset of the barrier.
+    pub owners: Vec<u32>,
     fault: Option<Box<Fault>>,
 }
 
@@ -49,10 +69,11 @@ pub(super) struct Thread {
 }
 
 /// What the lanes of a warp are up to, when none of them runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum WarpState {
     Ready,
-    AtBlockBarrier,
-    Exited,
+    /// It waits for other warps or for copies, or has exited.
+    Stopped,
 }
 
 /// Not a thread: a destructor that uses the device while a faulty kernel is unwound panics on it.
@@ -114,6 +135,13 @@ pub(super) fn meet(meeting: Meeting, at: &'static Location<'static>, hand_in: im
     suspend(handle, Pause::Meeting);
 }
 
+/// The current thread waits for a phase of an mbarrier.
+pub(super) fn wait_for_phase(addr: u32, parity: u32, at: &'static Location<'static>) {
+    if let Some(handle) = access(at, |m| m.wait_for_phase(addr, parity, at)) {
+        suspend(handle, Pause::Meeting);
+    }
+}
+
 /// What the current thread takes home from a meeting.
 #[inline(always)]
 pub(super) fn take<R>(f: impl FnOnce(&Exchange, usize) -> R) -> R {
@@ -151,6 +179,14 @@ impl Machine {
             clocks: Clocks::new(threads),
             shared: Shared::new(launch.shared_bytes, launch.threads),
             global,
+            barriers: Barriers::new(threads),
+            loads: Vec::new(),
+            stores: (0..threads).map(|_| Stores::default()).collect(),
+            groups: vec![Groups::default(); threads / LANES],
+            group_exchanges: (0..threads.div_ceil(GROUP)).map(|_| None).collect(),
+            registers: vec![None; threads.div_ceil(GROUP)],
+            woken: Vec::new(),
+            owners: Vec::new(),
             fault: None,
         }
     }
@@ -160,10 +196,34 @@ impl Machine {
         self.threads.fill(Thread::NEW);
         self.clocks.reset();
         self.shared.reset();
+        self.barriers.reset();
+        self.loads.clear();
+        self.stores.fill_with(Stores::default);
+        self.groups.fill(Groups::default());
+        self.group_exchanges.fill_with(|| None);
+        self.registers.fill(None);
+        self.woken.clear();
+        self.owners.clear();
+    }
+
+    /// A track of `owner`.
+    pub(super) fn track(&mut self, owner: u32) -> usize {
+        self.owners.push(owner);
+        self.clocks.track()
     }
 
     /// A fault of `thread` in this block.
-    pub(super) fn fault(&self, thread: usize, kind: FaultKind, at: Option<&'static Location<'static>>) -> Box<Fault> {
+    pub(super) fn fault(
+        &self,
+        thread: usize,
+        mut kind: FaultKind,
+        at: Option<&'static Location<'static>>,
+    ) -> Box<Fault> {
+        if let FaultKind::UseBeforeLanding { barrier: track, .. } | FaultKind::Race { other: track, .. } = &mut kind
+            && let Some(index) = (*track as usize).checked_sub(self.threads.len())
+        {
+            *track = self.owners[index];
+        }
         Box::new(Fault { kernel: self.kernel, block: self.block, thread: thread as u32, at, kind })
     }
 
@@ -183,15 +243,16 @@ impl Machine {
         let lanes = warp * LANES..(warp + 1) * LANES;
         let first = self.threads[lanes.start].standing;
         if let Some(odd) = self.threads[lanes.clone()].iter().position(|thread| thread.standing != first) {
-            return Err(self.divergence(lanes.start, lanes.start + odd));
+            return self.settle_apart(lanes.start, lanes.start + odd);
         }
         let (meeting, at) = match first {
             Standing::Waits(meeting, at) => (meeting, at),
-            Standing::Exited => return Ok(WarpState::Exited),
-            Standing::Ready => unreachable!("every lane ran until it waits or exits"),
+            Standing::Exited | Standing::Blocked { .. } => return Ok(WarpState::Stopped),
+            // A copy was what they waited for.
+            Standing::Ready => return Ok(WarpState::Ready),
         };
         match meeting {
-            Meeting::Syncthreads => return Ok(WarpState::AtBlockBarrier),
+            Meeting::Syncthreads => return Ok(WarpState::Stopped),
             Meeting::Syncwarp => self.clocks.barrier(lanes.clone()),
             Meeting::Ldmatrix => {
                 let rows = self.matrix_rows(warp, at)?;
@@ -203,24 +264,172 @@ impl Machine {
             }
             Meeting::MmaBf16 => self.exchanges[warp].multiply(decode_bf16),
             Meeting::MmaF16 => self.exchanges[warp].multiply(decode_f16),
+            Meeting::Stmatrix => self.store_matrix_rows(warp, at)?,
+            Meeting::WgmmaFence => self.fence_products(warp),
+            Meeting::WgmmaCommitGroup => self.commit_products(warp),
+            Meeting::WgmmaWaitGroup(most_recent) => self.wait_for_products(warp, most_recent),
+            Meeting::Wgmma(_) | Meeting::Setmaxnreg(_) => return self.settle_group(warp, meeting, at),
         }
         self.make_ready(lanes);
         Ok(WarpState::Ready)
     }
 
-    /// No thread can run any more: the end of the block (`false`), or of a block barrier (`true`).
-    pub(super) fn settle_block(&mut self) -> Result<bool, Box<Fault>> {
-        let waits = |thread: &Thread| matches!(thread.standing, Standing::Waits(..));
-        let all = 0..self.threads.len();
-        match (self.threads.iter().position(waits), self.threads.iter().position(|thread| !waits(thread))) {
-            (None, _) => Ok(false),
-            (Some(_), None) => {
-                self.clocks.barrier(all.clone());
-                self.make_ready(all);
-                Ok(true)
-            }
-            (Some(waiting), Some(missing)) => Err(self.divergence(waiting, missing)),
+    /// Threads `a` and `b` of a warp are up to different things.
+    #[cold]
+    fn settle_apart(&self, a: usize, b: usize) -> Result<WarpState, Box<Fault>> {
+        let first = a / LANES * LANES;
+        let lanes = &self.threads[first..first + LANES];
+        if lanes.iter().any(|lane| lane.standing == Standing::Ready) {
+            return Ok(WarpState::Ready);
         }
+        if lanes.iter().any(|lane| matches!(lane.standing, Standing::Blocked { .. })) {
+            return Ok(WarpState::Stopped);
+        }
+        Err(self.divergence(a, b))
+    }
+
+    /// All lanes of `warp` wait for the other warps of their warpgroup.
+    fn settle_group(
+        &mut self,
+        warp: usize,
+        meeting: Meeting,
+        at: &'static Location<'static>,
+    ) -> Result<WarpState, Box<Fault>> {
+        let group = warp * LANES / GROUP;
+        let members = group * GROUP..(group + 1) * GROUP;
+        if members.end > self.threads.len() {
+            let what = format!("{meeting} takes a whole warpgroup, which these warps of the block are not");
+            return Err(self.fault(warp * LANES, FaultKind::Invalid { what }, Some(at)));
+        }
+        let here = Standing::Waits(meeting, at);
+        if self.threads[members.clone()].iter().any(|thread| thread.standing != here) {
+            return Ok(WarpState::Stopped);
+        }
+        match meeting {
+            Meeting::Wgmma(product) => {
+                self.multiply(warp, product).map_err(|(thread, kind)| self.fault(thread, *kind, Some(at)))?;
+            }
+            Meeting::Setmaxnreg(registers) => {
+                self.registers[group] = Some(registers);
+                let all: Option<u32> = self.registers.iter().copied().sum();
+                if let Some(all) = all.filter(|all| all * GROUP as u32 > 64 * 1024) {
+                    let what = format!("{all} registers for 128 threads each are more than the 65536 there are");
+                    return Err(self.fault(members.start, FaultKind::Invalid { what }, Some(at)));
+                }
+            }
+            _ => unreachable!("a warpgroup does not meet at {meeting}"),
+        }
+        self.make_ready(members.clone());
+        self.woken.extend((members.start / LANES..members.end / LANES).filter(|&other| other != warp));
+        Ok(WarpState::Ready)
+    }
+
+    /// No thread can run any more: the end of the block (`false`), of a block barrier or of the way of a copy (`true`).
+    /// `pick` chooses among so many copies.
+    pub(super) fn settle_block(&mut self, mut pick: impl FnMut(usize) -> usize) -> Result<bool, Box<Fault>> {
+        let all = 0..self.threads.len();
+        let is_at_barrier = |thread: &Thread| matches!(thread.standing, Standing::Waits(Meeting::Syncthreads, _));
+        if self.threads.iter().all(|thread| thread.standing == Standing::Exited) {
+            self.end_copies()?;
+            return Ok(false);
+        }
+        if self.threads.iter().all(is_at_barrier) {
+            self.clocks.barrier(all.clone());
+            self.make_ready(all.clone());
+            self.woken.extend(0..all.end / LANES);
+            return Ok(true);
+        }
+        while !self.loads.is_empty() {
+            self.land(pick(self.loads.len()))?;
+            if !self.woken.is_empty() {
+                return Ok(true);
+            }
+        }
+        Err(self.stuck())
+    }
+
+    /// Why nobody can run.
+    #[cold]
+    fn stuck(&self) -> Box<Fault> {
+        let standing = |thread: usize| self.threads[thread].standing;
+        let all = 0..self.threads.len();
+        for thread in all.clone() {
+            if let Standing::Waits(meeting, _) = standing(thread)
+                && meeting.is_of_warpgroup()
+            {
+                let mut mates = thread / GROUP * GROUP..(thread / GROUP + 1) * GROUP;
+                let is_elsewhere = |&mate: &usize| {
+                    standing(mate) != standing(thread) && !matches!(standing(mate), Standing::Blocked { .. })
+                };
+                if let Some(mate) = mates.find(is_elsewhere) {
+                    return self.divergence(thread, mate);
+                }
+            }
+        }
+        let blocked = |thread: usize| match standing(thread) {
+            Standing::Blocked { barrier, at } => {
+                let barrier = self.barriers.all.iter().find(|other| other.offset() == barrier);
+                Some((thread, barrier.expect("it was found before"), at))
+            }
+            _ => None,
+        };
+        // Bytes that nobody brings are a cause, arrivals that do not come may be an effect.
+        let lacks_bytes = |thread: usize| blocked(thread).filter(|(_, barrier, _)| barrier.pending == 0);
+        if let Some((thread, barrier, at)) = all.clone().find_map(lacks_bytes).or_else(|| all.clone().find_map(blocked))
+        {
+            let kind = FaultKind::Deadlock {
+                barrier: barrier.offset(),
+                phase: barrier.phase,
+                pending: barrier.pending,
+                missing_bytes: barrier.missing_bytes,
+                everybody: self.everybody(),
+            };
+            return self.fault(thread, kind, Some(at));
+        }
+        let is_at_barrier = |&thread: &usize| matches!(standing(thread), Standing::Waits(Meeting::Syncthreads, _));
+        let waiting = all.clone().find(is_at_barrier).expect("who neither waits nor exited can run");
+        let missing = all.clone().find(|thread| !is_at_barrier(thread)).expect("the barrier is not complete");
+        self.divergence(waiting, missing)
+    }
+
+    /// What the threads are doing, those alike together.
+    #[cold]
+    fn everybody(&self) -> String {
+        let mut parts = Vec::new();
+        let mut first = 0;
+        for run in self.threads.chunk_by(|a, b| a.standing == b.standing) {
+            let last = first + run.len() - 1;
+            parts.push(match run {
+                [only] => format!("thread {first} {}", only.standing),
+                _ => format!("each of threads {first} to {last} {}", run[0].standing),
+            });
+            first = last + 1;
+        }
+        parts.join("; ")
+    }
+
+    /// These threads may run on.
+    pub(super) fn wake(&mut self, threads: &[usize]) {
+        for &thread in threads {
+            self.threads[thread].standing = Standing::Ready;
+            self.woken.push(thread / LANES);
+        }
+    }
+
+    /// The current thread waits for a phase: whether that is complete; if not, it must suspend.
+    fn wait_for_phase(
+        &mut self,
+        addr: u32,
+        parity: u32,
+        at: &'static Location<'static>,
+    ) -> Result<Option<Handle>, Box<FaultKind>> {
+        let thread = self.current;
+        let barrier = self.barriers.find(addr, false, &self.clocks.view(thread), &self.shared)?;
+        if self.barriers.all[barrier].wait(parity, thread, &mut self.clocks) {
+            return Ok(None);
+        }
+        self.threads[thread].standing = Standing::Blocked { barrier: addr - SHARED_BASE, at };
+        Ok(Some(self.threads[thread].handle()))
     }
 
     fn make_ready(&mut self, threads: core::ops::Range<usize>) {
@@ -237,6 +446,18 @@ impl Machine {
         };
         let other_is = self.threads[other].standing;
         self.fault(waiting, FaultKind::Divergence { waits_at, other: other as u32, other_is }, Some(at))
+    }
+
+    /// The lanes of a warp store 32 rows; each write counts as one by the lane that has the address.
+    fn store_matrix_rows(&mut self, warp: usize, at: &'static Location<'static>) -> Result<(), Box<Fault>> {
+        self.clocks.settle_floor(warp);
+        for (lane, row) in self.exchanges[warp].collect().into_iter().enumerate() {
+            let (thread, addr) = (warp * LANES + lane, self.exchanges[warp].addr[lane]);
+            let view = self.clocks.warp_view(thread);
+            let stored = self.shared.store_as(Action::MatrixStore, addr, bytes(row), &view);
+            stored.map_err(|kind| self.fault(thread, *kind, Some(at)))?;
+        }
+        Ok(())
     }
 
     /// The 32 rows that the lanes of a warp have the addresses of.

@@ -14,9 +14,9 @@ pub(super) struct Exchange {
     pub a: [[u32; 4]; LANES],
     pub b: [[u32; 2]; LANES],
     pub d: [[f32; 4]; LANES],
-    /// Row addresses of `ldmatrix`.
+    /// Row addresses of `ldmatrix` and `stmatrix`.
     pub addr: [u32; LANES],
-    /// Result of `ldmatrix`.
+    /// Result of `ldmatrix`, operand of `stmatrix`.
     pub loaded: [[u32; 4]; LANES],
 }
 
@@ -40,6 +40,11 @@ impl Exchange {
             let element = |row: usize| rows[row][g / 2] >> (16 * (g % 2)) & 0xffff;
             *loaded = core::array::from_fn(|i| element(8 * i + 2 * t) | element(8 * i + 2 * t + 1) << 16);
         }
+    }
+
+    /// `stmatrix.x4`: what [`Exchange::distribute`] would distribute as it is.
+    pub(super) fn collect(&self) -> [[u32; 4]; LANES] {
+        core::array::from_fn(|row| core::array::from_fn(|t| self.loaded[row % 8 * 4 + t][row / 8]))
     }
 
     /// `mma.m16n8k16`: D += A B, every product exact, summed in f32 in the order of `k`.

@@ -8,32 +8,59 @@
 //! - a read or overwrite of bytes a `cp.async` is on its way to, or whose wait no barrier orders before the access;
 //! - two threads of a block at the same bytes (shared or global), one writing, with no barrier in between;
 //! - two blocks of a launch at the same bytes of global memory, one writing;
-//! - a barrier or a warp-wide instruction that not all its threads reach, or reach at different places.
+//! - a barrier or a warp-wide instruction that not all its threads reach, or reach at different places;
+//! - nobody being able to run, with who waits for what;
 //!
-//! Order between threads comes from `syncthreads` and `syncwarp` alone. `ldmatrix` and `mma` make the lanes of a warp
-//! meet but order no memory, as in PTX; every row that `ldmatrix` reads must be ordered before all lanes, and the read
-//! counts as one by the lane that gave its address. Being found out does not take an unlucky
-//! interleaving: order is computed from vector clocks, so that a race shows on every [`Schedule`].
+//! and of what Hopper adds, on
 //!
-//! What it does not see: how long anything takes, bank conflicts, and the GPU's own order of summation within an `mma`
-//! (here every product is added in f32, in the order of `k`).
+//! - a use of a tensor copy's destination with no wait for the phase of its mbarrier before, by this thread or by one that
+//!   told it so; a tensor copy into what somebody may still read;
+//! - a read by `wgmma` or the copy engine of what an ordinary store wrote, without `fence_proxy_async` by the thread
+//!   that wrote, in between;
+//! - a write to what `wgmma` or the copy engine may still be reading: they are until `wgmma_wait_group`, or
+//!   `cp_async_bulk_wait_group_read`, and what tells of it;
+//! - an mbarrier that was not initialised, not with `fence_mbarrier_init`, or not before; that gets more arrivals or
+//!   bytes than it counts; a store to one;
+//! - an accumulator that is computed with before its wait (without one it is NaN), a product without `wgmma_fence` since
+//!   the last commit or wait, a descriptor that leads astray or is not of 128-byte swizzle;
+//! - a block that exits with copies in flight.
+//!
+//! Order between threads comes from `syncthreads`, `syncwarp` and mbarriers alone. `ldmatrix`, `stmatrix`, `mma` and `wgmma`
+//! make threads meet but order no memory, as in PTX; every row that `ldmatrix` reads must be ordered before all lanes,
+//! and the read counts as one by the lane that gave its address. So where one lane arrives at an mbarrier for its warp,
+//! `syncwarp` comes before. Being found out does not take an unlucky
+//! interleaving: order is computed from vector clocks, so that a race shows on every [`Schedule`]. What is asynchronous
+//! happens as late as it may: a tensor copy lands when nobody can run without it.
+//!
+//! What it does not see: how long anything takes, bank conflicts, and the GPU's own order of summation within a product
+//! (here every product is added in f32, in the order of `k`); registers of A that are overwritten while a `wgmma` may read
+//! them; a wait for an mbarrier that is two phases ahead, but for what it lets pass.
+//!
+//! It is stricter than PTX in that `arrive_expect_tx` comes before the loads it is for, that the fence between proxies
+//! is the writer's, and that every group of products has its `wgmma_fence`.
 
 mod buffer;
+mod bulk;
 mod clocks;
 mod fault;
 mod global;
+mod hopper;
 mod launch;
 mod machine;
 mod matrix;
+mod mbarrier;
 mod numeric;
 mod shadow;
 mod shared;
+mod wgmma;
 
 use core::panic::Location;
 
 pub use buffer::{Buffer, Element};
-pub use fault::{Access, Action, Fault, FaultKind, Meeting, Space, Standing};
+pub use bulk::encode_tensor_map;
+pub use fault::{Access, Action, BarrierProblem, Fault, FaultKind, Meeting, Product, Space, Standing};
 pub use global::GlobalMemory;
+pub use hopper::*;
 pub use launch::{Launch, Schedule, launch};
 use machine::{access, bytes, meet, take, with, words};
 

@@ -25,10 +25,22 @@ pub(super) enum Origin {
     Nobody,
     /// A store, or data from before the launch.
     Store,
-    /// A `cp.async` that its thread has not waited for.
-    CopyInFlight,
     /// A `cp.async` that its thread has waited for.
     CopyDone,
+    /// A tensor copy that is there; the write is a moment on the track of its mbarrier.
+    LoadDone,
+    /// A `cp.async` that its thread has not waited for. From here on, nobody may touch them.
+    CopyInFlight,
+    /// A tensor copy that is not there yet.
+    LoadInFlight,
+    /// An mbarrier, initialised by that write.
+    Barrier,
+}
+
+impl Origin {
+    fn may_be_touched(self) -> bool {
+        (self as u8) < Self::CopyInFlight as u8
+    }
 }
 
 /// The history of one word.
@@ -46,7 +58,10 @@ pub(super) struct Word {
 pub(super) enum Trouble {
     Unwritten,
     Copy { copier: u32, waited: bool },
+    Load { track: u32, landed: bool },
     Race { other: u32, other_wrote: bool },
+    Barrier,
+    NoFence { writer: u32 },
 }
 
 impl Word {
@@ -73,6 +88,30 @@ impl Word {
         Ok(())
     }
 
+    /// Checks a read by the asynchronous proxy, in the past of which lies what everybody concerned has seen.
+    pub(super) fn check_async_read(&self, seen: &View<'_>, fences: &Fences) -> Result<(), Trouble> {
+        if self.origin == Origin::Nobody {
+            return Err(Trouble::Unwritten);
+        }
+        self.is_written_before(seen)?;
+        let is_generic = matches!(self.origin, Origin::Store | Origin::CopyDone);
+        if is_generic && !fences.cover(self.write, seen.seen_by_all) {
+            return Err(Trouble::NoFence { writer: self.write.thread() });
+        }
+        Ok(())
+    }
+
+    /// Records a read that [`Word::check_async_read`] allowed: it goes on until the moment `by.epoch` is seen.
+    pub(super) fn note_async_read(&mut self, lists: &mut Lists, by: &View<'_>) {
+        lists.note(&mut self.readers, by);
+    }
+
+    /// The tensor copy into this word arrived.
+    pub(super) fn arrive(&mut self) {
+        debug_assert_eq!(self.origin, Origin::LoadInFlight);
+        self.origin = Origin::LoadDone;
+    }
+
     /// The copy into this word was waited for.
     pub(super) fn land(&mut self, by: &View<'_>) {
         debug_assert_eq!(self.origin, Origin::CopyInFlight);
@@ -81,15 +120,50 @@ impl Word {
 
     #[inline(always)]
     fn is_written_before(&self, by: &View<'_>) -> Result<(), Trouble> {
-        if self.origin != Origin::CopyInFlight && self.write.in_past_of(by.seen_by_all) {
+        if self.origin.may_be_touched() && self.write.in_past_of(by.seen_by_all) {
             return Ok(());
         }
         let writer = self.write.thread();
         Err(match self.origin {
             Origin::CopyInFlight => Trouble::Copy { copier: writer, waited: false },
             Origin::CopyDone => Trouble::Copy { copier: writer, waited: true },
+            Origin::LoadInFlight => Trouble::Load { track: writer, landed: false },
+            Origin::LoadDone => Trouble::Load { track: writer, landed: true },
+            Origin::Barrier => Trouble::Barrier,
             Origin::Nobody | Origin::Store => Trouble::Race { other: writer, other_wrote: true },
         })
+    }
+}
+
+/// When each thread executed a fence of one kind.
+pub(super) struct Fences {
+    /// Per thread, the last moments before its fences, rising.
+    of: Vec<Vec<u32>>,
+}
+
+impl Fences {
+    pub(super) fn new(threads: usize) -> Self {
+        Self { of: vec![Vec::new(); threads] }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.of.iter_mut().for_each(Vec::clear);
+    }
+
+    /// `thread` executes a fence that separates `time` from what follows.
+    pub(super) fn push(&mut self, thread: usize, time: u32) {
+        self.of[thread].push(time);
+    }
+
+    /// Whether whoever has seen this has seen a fence by the thread of `moment`, after it.
+    pub(super) fn cover(&self, moment: Epoch, seen: &[u32]) -> bool {
+        let (thread, time) = (moment.thread() as usize, moment.time());
+        let of = &self.of[thread];
+        let covers = |&fence: &u32| fence < seen[thread];
+        if of.last().is_some_and(|fence| *fence >= time && covers(fence)) {
+            return true;
+        }
+        of.get(of.partition_point(|&fence| fence < time)).is_some_and(covers)
     }
 }
 
