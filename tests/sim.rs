@@ -94,7 +94,7 @@ impl Simulator {
                 shared_bytes: variant.shared_bytes,
                 schedule: self.schedule,
             };
-            let maps = launch.tensor_maps.map(|source| sim::encode_tensor_map(&source));
+            let maps: Vec<_> = launch.tensor_maps().iter().map(sim::encode_tensor_map).collect();
             // SAFETY: the simulator checks every access of the kernel.
             let kernel = || unsafe { body(&launch.params, maps.as_ptr()) };
             sim::launch(&config, memory, &kernel).unwrap_or_else(|fault| panic!("{fault}"));
@@ -147,7 +147,8 @@ fn the_cases_reach_every_variant() {
     let mut reached = Vec::new();
     for case in cases::sim() {
         for device in [AMPERE, HOPPER] {
-            reached.extend(Plan::new(&case.problem(), device).unwrap().variants());
+            let plan = Plan::new(&case.problem(), device).unwrap();
+            reached.extend(plan.clone().with_segments(2, 2).variants().into_iter().chain(plan.variants()));
         }
     }
     for variant in VARIANTS {

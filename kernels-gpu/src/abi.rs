@@ -84,10 +84,13 @@ pub struct Params {
     pub padding: u32,
 }
 
-/// Tensor maps of a launch: of each application x, y, z, o.
+/// Tensor maps of an application: x, y, z in boxes of a chunk's rows, o in boxes of a warp's 16 rows and of one.
+pub const MAPS_PER_APPLICATION: usize = 5;
+
+/// Tensor maps of a launch, those of each application in turn.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TensorMaps(pub [TensorMap; 4 * MAX_APPLICATIONS]);
+pub struct TensorMaps(pub [TensorMap; MAPS_PER_APPLICATION * MAX_APPLICATIONS]);
 
 /// What the host makes of a [`TensorMapSource`] for the copy engine; opaque.
 #[repr(C)]

@@ -3,7 +3,6 @@ use core::fmt;
 use cust::stream::Stream;
 use cust::sys::{self, CUstream};
 use lightning_attention_kernels::abi::TensorMaps;
-use lightning_attention_kernels::variants::Arch;
 
 use super::driver::{self, Memory};
 use super::launch::launch;
@@ -214,7 +213,8 @@ impl Attention {
 
     /// The tensor maps of a launch whose kernel takes them.
     fn tensor_maps(&self, launch: &Launch) -> Result<Option<TensorMaps>> {
-        if launch.variant.arch != Arch::Sm90 {
+        let sources = launch.tensor_maps();
+        if sources.is_empty() {
             return Ok(None);
         }
         let Some(encoder) = self.engine.shared.tensor_maps else {
@@ -222,8 +222,7 @@ impl Attention {
             return Err(Error::Driver { call: "cuGetProcAddress", name, code: 500 });
         };
         let mut maps = TensorMaps::default();
-        let count = 4 * launch.grid[1] as usize;
-        for (map, source) in maps.0.iter_mut().zip(&launch.tensor_maps[..count]) {
+        for (map, source) in maps.0.iter_mut().zip(sources) {
             *map = encoder.encode(source, self.problem().dtype)?;
         }
         Ok(Some(maps))

@@ -1,6 +1,8 @@
 //! Plan + tensors → launches.
 
-use lightning_attention_kernels::abi::{Application, MAX_APPLICATIONS, Params, Rows, TensorMapSource};
+use lightning_attention_kernels::abi::{
+    Application, MAPS_PER_APPLICATION, MAX_APPLICATIONS, Params, Rows, TensorMapSource,
+};
 use lightning_attention_kernels::variants::{Arch, CHUNK, Op, SCAN_ELEMENTS, SLAB, Variant};
 
 use super::{Plan, Schedule, find, tile};
@@ -16,8 +18,15 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Its argument.
     pub params: Params,
-    /// The tensors that kernels of [`Arch::Sm90`] take as tensor maps: x, y, z, o of each application.
-    pub tensor_maps: [TensorMapSource; 4 * MAX_APPLICATIONS],
+    tensor_maps: [TensorMapSource; MAPS_PER_APPLICATION * MAX_APPLICATIONS],
+}
+
+impl Launch {
+    /// The tensors that kernels of [`Arch::Sm90`] take as tensor maps, those of each application in turn.
+    pub fn tensor_maps(&self) -> &[TensorMapSource] {
+        let applications = if self.variant.arch == Arch::Sm90 { self.grid[1] } else { 0 };
+        &self.tensor_maps[..MAPS_PER_APPLICATION * applications as usize]
+    }
 }
 
 /// The launches of one pass, in order.
@@ -90,7 +99,7 @@ impl Plan {
 #[derive(Clone, Copy)]
 struct Operation {
     application: Application,
-    maps: [TensorMapSource; 4],
+    maps: [TensorMapSource; MAPS_PER_APPLICATION],
 }
 
 /// Builds the launches of one pass.
@@ -140,8 +149,8 @@ impl Pass<'_> {
             key_dim: y.extent.shape[3] as u32,
             value_dim: z.extent.shape[3] as u32,
         };
-        // A warp stores its own 16 rows.
-        let maps = [tensor_map(x, CHUNK), tensor_map(y, CHUNK), tensor_map(z, CHUNK), tensor_map(o, 16)];
+        let box_rows = [(x, CHUNK), (y, CHUNK), (z, CHUNK), (o, 16), (o, 1)];
+        let maps = box_rows.map(|(region, box_rows)| tensor_map(region, box_rows));
         Operation { application, maps }
     }
 
@@ -160,12 +169,10 @@ impl Pass<'_> {
             sharers,
             ..Params::default()
         };
-        let mut tensor_maps = [TensorMapSource::default(); 4 * MAX_APPLICATIONS];
+        let mut tensor_maps = [TensorMapSource::default(); MAPS_PER_APPLICATION * MAX_APPLICATIONS];
         for (index, operation) in operations.iter().enumerate() {
             params.applications[index] = operation.application;
-            if variant.arch == Arch::Sm90 {
-                tensor_maps[4 * index..][..4].copy_from_slice(&operation.maps);
-            }
+            tensor_maps[MAPS_PER_APPLICATION * index..][..MAPS_PER_APPLICATION].copy_from_slice(&operation.maps);
         }
         let sequences = params.batch * params.heads;
         let blocks = match variant.op {

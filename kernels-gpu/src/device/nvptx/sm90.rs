@@ -151,10 +151,10 @@ pub unsafe fn cp_async_bulk_tensor_load_if(
     }
 }
 
-/// `cp.async.bulk.tensor.4d` from shared memory (9.7.8.24.9); what lies outside the tensor is not written.
+/// `cp.async.bulk.tensor.4d` from shared memory (9.7.8.24.9); what lies past the tensor's end is not written.
 ///
 /// # Safety
-/// `map` as above; `src` holds the box, written before a [`fence_proxy_async`] and a barrier, and is not written again before
+/// `map` as above; no coordinate is negative, which a load takes and a store does not (an illegal instruction on an H200); `src` holds the box, written before a [`fence_proxy_async`] and a barrier, and is not written again before
 /// [`cp_async_bulk_wait_group_read`]. Nothing else writes that part of the tensor.
 #[inline(always)]
 pub unsafe fn cp_async_bulk_tensor_store_if(

@@ -200,8 +200,12 @@ impl Machine {
     ) -> Result<(), Box<FaultKind>> {
         // SAFETY: the caller's contract.
         let to = unsafe { TensorBox::new(map, at, policy) }?;
+        if at.iter().any(|&index| index < 0) {
+            let what = format!("a tensor store must not begin before the tensor, as at {at:?}");
+            return Err(Box::new(FaultKind::Invalid { what }));
+        }
         let thread = self.current;
-        self.shared.place(shared(Action::TensorStore, src, to.bytes() as usize), ALIGNMENT)?;
+        self.shared.place(shared(Action::TensorStore, src, to.bytes() as usize), ROW_BYTES)?;
         let track = self.stores[thread].track;
         let track = track.unwrap_or_else(|| self.track(thread as u32));
         self.stores[thread].track = Some(track);

@@ -21,10 +21,11 @@
 //! | barriers, scratch | 256 |
 //!
 //! Walking backwards, a chunk's rows lie in shared memory in the order of memory, that is reversed; M, Λ and K̄ are
-//! reversed instead. Rows and columns outside the tensor read as zero and are not written, by the copy engine.
+//! reversed instead. Rows and columns outside the tensor read as zero and are not written, by the copy engine; only what
+//! begins before the first row must be kept from it (an illegal instruction).
 
 use super::super::{WorkItem, application, head_decay};
-use crate::abi::{Application, Params, TensorMap};
+use crate::abi::{Application, MAPS_PER_APPLICATION, Params, TensorMap};
 use crate::decay::Decay;
 use crate::device::{
     block_idx_y, cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if,
@@ -65,7 +66,7 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: 
         s: Ring::new(s_slots, x_bytes, barriers + Ring::<STAGES>::BARRIER_BYTES + Ring::<2>::BARRIER_BYTES),
         o_panels,
         scratch: barriers + BARRIER_BYTES - 16,
-        maps: maps.wrapping_add(4 * block_idx_y() as usize),
+        maps: maps.wrapping_add(MAPS_PER_APPLICATION * block_idx_y() as usize),
         num_chunks: item.num_rows.div_ceil(CHUNK),
         sharers: params.sharers,
         backwards: app.y.row_stride < 0,
@@ -110,7 +111,7 @@ struct Block<const D: u32, const STAGES: u32> {
     s: Ring<2>,
     o_panels: u32,
     scratch: u32,
-    /// Of x, y, z, o.
+    /// Of this application.
     maps: *const TensorMap,
     num_chunks: u32,
     sharers: u32,
@@ -271,6 +272,8 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
             // SAFETY: scratch is for this; this warp has read its part of the slot.
             unsafe {
                 keep_alive(&a, self.scratch);
+                // One lane speaks for what all have read.
+                syncwarp();
                 mbarrier_arrive_if(yz.empty, elected);
                 // What nobody here outputs is free as far as the output warpgroups are concerned.
                 mbarrier_arrive_if(yz.empty, elected && !publish);
@@ -336,7 +339,7 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
 
         let rows_first = BlockAddress::rows_first(lane);
         let o_panel = self.o_panels + index * PANEL_BYTES;
-        let o_map = self.maps.wrapping_add(3);
+        let (o_map, o_row_map) = (self.maps.wrapping_add(3), self.maps.wrapping_add(4));
         let policy = createpolicy_evict_first();
         let (mut p, mut o) = ([0.0f32; 32], [0.0f32; 32]);
         let mut own = index;
@@ -397,6 +400,8 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
                 if D == 128 {
                     keep_alive(&x[1], self.scratch);
                 }
+                // One lane speaks for what all have read.
+                syncwarp();
                 mbarrier_arrive_if(x_slot.empty, elected);
                 mbarrier_arrive_if(s_slot.empty, elected);
             }
@@ -430,8 +435,13 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
                 fence_proxy_async();
                 syncwarp();
                 let row = self.tensor_row(chunk) + 16 * warp as i32;
-                let at = [(self.item.slab * SLAB) as i32, row, self.item.head as i32, self.item.batch as i32];
-                cp_async_bulk_tensor_store_if(o_map, at, o_panel + 16 * warp * ROW_BYTES, policy, elected);
+                let at = |row| [(self.item.slab * SLAB) as i32, row, self.item.head as i32, self.item.batch as i32];
+                let rows = o_panel + 16 * warp * ROW_BYTES;
+                cp_async_bulk_tensor_store_if(o_map, at(row), rows, policy, elected && row >= 0);
+                // A store must not begin before the tensor, though a load may: there each lane stores a row that exists.
+                let lane_row = row + lane as i32;
+                let exists = row < 0 && lane < 16 && lane_row >= 0;
+                cp_async_bulk_tensor_store_if(o_row_map, at(lane_row), rows + lane * ROW_BYTES, policy, exists);
                 cp_async_bulk_commit_group();
             }
             own += OUTPUTS;
