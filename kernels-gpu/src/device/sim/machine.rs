@@ -330,7 +330,7 @@ impl Machine {
         let all = 0..self.threads.len();
         let is_at_barrier = |thread: &Thread| matches!(thread.standing, Standing::Waits(Meeting::Syncthreads, _));
         if self.threads.iter().all(|thread| thread.standing == Standing::Exited) {
-            self.end_copies()?;
+            self.end()?;
             return Ok(false);
         }
         if self.threads.iter().all(is_at_barrier) {

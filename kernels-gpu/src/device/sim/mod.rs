@@ -23,7 +23,7 @@
 //!   bytes than it counts; a store to one;
 //! - an accumulator that is computed with before its wait (without one it is NaN), a product without `wgmma_fence` since
 //!   the last commit or wait, a descriptor that leads astray or is not of 128-byte swizzle;
-//! - a block that exits with copies in flight.
+//! - a block that exits with copies or products in flight.
 //!
 //! Order between threads comes from `syncthreads`, `syncwarp` and mbarriers alone. `ldmatrix`, `stmatrix`, `mma` and `wgmma`
 //! make threads meet but order no memory, as in PTX; every row that `ldmatrix` reads must be ordered before all lanes,
