@@ -95,9 +95,11 @@ fn a_product_needs_all_of_b_ordered_before_every_warp() {
         } else {
             syncwarp();
         }
+        let mut d = [0.0; 32];
         wgmma_fence();
-        multiply(&mut [0.0; 32], b, false);
+        multiply(&mut d, b, false);
         wgmma_commit_group();
+        wgmma_wait_group::<0, 32>(&mut d);
     });
     assert!(
         matches!(fault.kind, FaultKind::Race { access, other_wrote: true, .. } if access.action == Action::Product),
@@ -125,6 +127,23 @@ fn b_is_overwritten_after_the_wait_only() {
         matches!(fault.kind, FaultKind::Race { access, other_wrote: false, .. } if access.action == Action::Store),
         "{fault}"
     );
+}
+
+#[test]
+fn the_block_outlives_its_products() {
+    let fault = fault_of_twin(&block("ends"), &GlobalMemory::new(), |form| {
+        let b = write_b(1.0);
+        fence_proxy_async();
+        syncthreads();
+        let mut d = [0.0; 32];
+        wgmma_fence();
+        multiply(&mut d, b, false);
+        if form == Form::Correct {
+            wgmma_commit_group();
+        }
+        wgmma_wait_group::<0, 32>(&mut d);
+    });
+    assert!(matches!(&fault.kind, FaultKind::Invalid { what } if what.contains("product")), "{fault}");
 }
 
 #[test]

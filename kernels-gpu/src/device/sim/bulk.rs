@@ -9,11 +9,14 @@ use std::collections::VecDeque;
 use std::format;
 use std::vec::Vec;
 
+use super::clocks::{Epoch, View};
 use super::fault::{Action, Fault, FaultKind};
 use super::launch::SHARED_BASE;
 use super::machine::Machine;
+use super::matrix::LANES;
 use super::shadow::Origin;
 use super::shared::shared;
+use super::wgmma::Groups;
 use crate::abi::{BOX_COLS, TensorMap, TensorMapSource};
 
 /// Bytes of a row of a box: one period of the swizzle.
@@ -161,8 +164,8 @@ impl Machine {
         let view = self.clocks.view(thread);
         let index = self.barriers.find(mbarrier, true, &view, &self.shared)?;
         let barrier = &mut self.barriers.all[index];
-        let epoch = super::clocks::Epoch::new(barrier.track, barrier.phase + 1);
-        let by = super::clocks::View { epoch, ..view };
+        let epoch = Epoch::new(barrier.track, barrier.phase + 1);
+        let by = View { epoch, ..view };
         let size = (from.bytes(), ALIGNMENT);
         self.shared.place(shared(Action::TensorLoad, dst, size.0 as usize), size.1)?;
         barrier.issue(size.0)?;
@@ -210,8 +213,8 @@ impl Machine {
         let track = track.unwrap_or_else(|| self.track(thread as u32));
         self.stores[thread].track = Some(track);
         let view = self.clocks.view(thread);
-        let until = super::clocks::Epoch::new(track, self.stores[thread].committed() + 1);
-        let until = [super::clocks::View { epoch: until, ..view }];
+        let until = Epoch::new(track, self.stores[thread].committed() + 1);
+        let until = [View { epoch: until, ..view }];
         for unit in (0..to.bytes()).step_by(16) {
             self.shared.load_async(Action::TensorStore, src + unit, &view, &until)?;
         }
@@ -265,10 +268,14 @@ impl Machine {
     }
 
     /// Every thread exited: nothing may touch the shared memory any more.
-    pub(super) fn end_copies(&mut self) -> Result<(), Box<Fault>> {
+    pub(super) fn end(&mut self) -> Result<(), Box<Fault>> {
         if let Some(&Load { thread, at, ref from, .. }) = self.loads.first() {
             let what = format!("the kernel ends before this load of {} bytes has landed", from.bytes());
             return Err(self.fault(thread, FaultKind::Invalid { what }, Some(at)));
+        }
+        if let Some(warp) = self.groups.iter().position(Groups::are_in_flight) {
+            let what = "the kernel ends with no wait for the last product of this warp".into();
+            return Err(self.fault(warp * LANES, FaultKind::Invalid { what }, None));
         }
         for thread in 0..self.stores.len() {
             let Stores { uncommitted, groups, .. } = &self.stores[thread];

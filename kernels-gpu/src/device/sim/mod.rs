@@ -23,14 +23,16 @@
 //!   bytes than it counts; a store to one;
 //! - an accumulator that is computed with before its wait (without one it is NaN), a product without `wgmma_fence` since
 //!   the last commit or wait, a descriptor that leads astray or is not of 128-byte swizzle;
-//! - a block that exits with copies in flight.
+//! - a block that exits with copies or products in flight.
 //!
 //! Order between threads comes from `syncthreads`, `syncwarp` and mbarriers alone. `ldmatrix`, `stmatrix`, `mma` and `wgmma`
 //! make threads meet but order no memory, as in PTX; every row that `ldmatrix` reads must be ordered before all lanes,
 //! and the read counts as one by the lane that gave its address. So where one lane arrives at an mbarrier for its warp,
-//! `syncwarp` comes before. Being found out does not take an unlucky
-//! interleaving: order is computed from vector clocks, so that a race shows on every [`Schedule`]. What is asynchronous
-//! happens as late as it may: a tensor copy lands when nobody can run without it.
+//! `syncwarp` comes before.
+//!
+//! Being found out does not take an unlucky interleaving: order is computed from vector clocks, so that a race shows on
+//! every [`Schedule`]. What is asynchronous happens as late as it may: a tensor copy lands when nobody can run without
+//! it.
 //!
 //! What it does not see: how long anything takes, bank conflicts, and the GPU's own order of summation within a product
 //! (here every product is added in f32, in the order of `k`); registers of A that are overwritten while a `wgmma` may read
@@ -52,6 +54,7 @@ mod mbarrier;
 mod numeric;
 mod shadow;
 mod shared;
+mod stuck;
 mod wgmma;
 
 use core::panic::Location;

@@ -63,8 +63,17 @@ pub(super) struct Groups {
     committed: u32,
     /// Of the committed ones, those waited for.
     done: u32,
+    /// The last group that has a product, counted from 1.
+    last: u32,
     /// Whether `wgmma_fence` came since the last commit or wait.
     fenced: bool,
+}
+
+impl Groups {
+    /// Whether a product has not been waited for.
+    pub(super) fn are_in_flight(&self) -> bool {
+        self.last > self.done
+    }
 }
 
 impl GroupExchange {
@@ -247,6 +256,7 @@ impl Machine {
         }
         exchange.number = exchange.number % NUMBER + 1;
         let groups = core::array::from_fn(|warp| self.groups[first + warp].committed + 1);
+        self.groups[first..first + 4].iter_mut().zip(groups).for_each(|(warp, group)| warp.last = group);
         let number = exchange.number;
         exchange.in_flight.push(Accumulator { number, columns, value, groups, collected: 0 });
         Ok(())
