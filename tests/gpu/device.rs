@@ -5,7 +5,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use lightning_attention::cuda::cust::memory::{CopyDestination, DeviceBuffer};
 use lightning_attention::cuda::{Attention, RawTensor};
-use lightning_attention::{Backward, Element, Error, Extent, Forward, Problem, Result, View, ViewMut};
+use lightning_attention::{Backward, Element, Error, Extent, Forward, Plan, Problem, Result, View, ViewMut};
+use lightning_attention_kernels::variants::Arch;
 
 use crate::bench::gpu::Gpu;
 use crate::bench::record::{commit, date};
@@ -41,17 +42,52 @@ pub fn exclusive() -> MutexGuard<'static, ()> {
 /// The CUDA backend on tensors in host memory, for the shared runner.
 pub struct Cuda {
     pub gpu: &'static Gpu,
-    /// Pins the number of segments.
+    pub pinned: Pinned,
+}
+
+/// What of a plan is not left to the planner.
+#[derive(Clone, Copy, Default)]
+pub struct Pinned {
+    pub family: Option<Arch>,
     pub segments: Option<u32>,
+    pub sharers: Option<u32>,
+}
+
+impl Pinned {
+    /// The plan, with what is pinned.
+    pub fn pin(&self, mut plan: Plan) -> Plan {
+        if let Some(family) = self.family {
+            plan = plan.with_family(family);
+        }
+        if let Some(segments) = self.segments {
+            plan = plan.with_segments(segments, segments);
+        }
+        if let Some(sharers) = self.sharers {
+            plan = plan.with_sharers(sharers);
+        }
+        plan
+    }
+}
+
+impl core::fmt::Display for Pinned {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        if let Some(family) = self.family {
+            write!(f, " {family:?}")?;
+        }
+        if let Some(segments) = self.segments {
+            write!(f, " in {segments} segments")?;
+        }
+        if let Some(sharers) = self.sharers {
+            write!(f, " shared by {sharers}")?;
+        }
+        Ok(())
+    }
 }
 
 impl Cuda {
     /// Prepares with a workspace full of NaN.
     fn prepare(&self, problem: &Problem) -> Result<(Attention, DeviceBuffer<u8>)> {
-        let mut plan = self.gpu.engine.plan(problem)?;
-        if let Some(segments) = self.segments {
-            plan = plan.with_segments(segments, segments);
-        }
+        let plan = self.pinned.pin(self.gpu.engine.plan(problem)?);
         let bytes = plan.workspace_bytes();
         let workspace = DeviceBuffer::from_slice(&vec![0xff_u8; bytes.max(1)]).unwrap();
         // SAFETY: the caller keeps the buffer as long as the attention.

@@ -1,14 +1,15 @@
 //! The shared case table on the device.
 
 use lightning_attention::DType;
+use lightning_attention_kernels::variants::Arch;
 
 use crate::common::cases::{self, Case};
 use crate::common::compare::Tolerance;
 use crate::common::run_cases;
-use crate::device::{Cuda, device, record};
+use crate::device::{Cuda, Pinned, device, record};
 
 /// Runs the cases that there are kernels for; the rest must be refused for their dims.
-fn run(name: &str, all: Vec<Case>, segments: Option<u32>) {
+fn run(name: &str, all: Vec<Case>, pinned: Pinned) {
     let Some(gpu) = device() else { return };
     let (cases, refused): (Vec<Case>, Vec<Case>) =
         all.into_iter().partition(|case| gpu.engine.plan(&case.problem()).is_ok());
@@ -18,8 +19,7 @@ fn run(name: &str, all: Vec<Case>, segments: Option<u32>) {
     }
     for dtype in [DType::Bf16, DType::F16] {
         let cases: Vec<Case> = cases.iter().filter(|case| case.dtype == dtype).cloned().collect();
-        let errors = run_cases(&cases, &Cuda { gpu, segments });
-        let pinned = segments.map_or_else(String::new, |segments| format!(" in {segments} segments"));
+        let errors = run_cases(&cases, &Cuda { gpu, pinned });
         for (output, error) in errors.iter() {
             record(gpu, &format!("{name} {dtype}{pinned}"), output, error, Tolerance::of(dtype).norm);
         }
@@ -32,39 +32,60 @@ fn both(table: fn(DType) -> Vec<Case>) -> Vec<Case> {
 
 #[test]
 fn boundaries() {
-    run("boundaries", both(cases::boundaries), None);
+    run("boundaries", both(cases::boundaries), Pinned::default());
 }
 
 #[test]
 fn slopes() {
-    run("slopes", both(cases::slopes), None);
+    run("slopes", both(cases::slopes), Pinned::default());
 }
 
 #[test]
 fn dims() {
-    run("dims", both(cases::dims), None);
+    run("dims", both(cases::dims), Pinned::default());
 }
 
 #[test]
 fn layouts() {
-    run("layouts", both(cases::layouts), None);
+    run("layouts", both(cases::layouts), Pinned::default());
 }
 
 #[test]
 fn replays() {
-    run("replays", both(cases::replays), None);
+    run("replays", both(cases::replays), Pinned::default());
 }
 
 #[test]
 fn simulator_cases() {
-    run("simulator cases", cases::sim(), None);
+    run("simulator cases", cases::sim(), Pinned::default());
 }
 
 #[test]
 fn pinned_segments() {
     for segments in [1, 2, 3, 7] {
-        run("boundaries", both(cases::boundaries), Some(segments));
-        run("slopes", both(cases::slopes), Some(segments));
-        run("layouts", both(cases::layouts), Some(segments));
+        tables(Pinned { segments: Some(segments), ..Pinned::default() });
     }
+}
+
+#[test]
+fn pinned_sharers() {
+    for sharers in [1, 2, 3] {
+        tables(Pinned { segments: Some(2), sharers: Some(sharers), ..Pinned::default() });
+    }
+}
+
+#[test]
+fn portable_kernels() {
+    let portable = Pinned { family: Some(Arch::Sm80), ..Pinned::default() };
+    tables(portable);
+    run("dims", both(cases::dims), portable);
+    run("replays", both(cases::replays), portable);
+    run("simulator cases", cases::sim(), portable);
+    tables(Pinned { segments: Some(3), ..portable });
+}
+
+fn tables(pinned: Pinned) {
+    run("boundaries", both(cases::boundaries), pinned);
+    run("slopes", both(cases::slopes), pinned);
+    run("layouts", both(cases::layouts), pinned);
 }

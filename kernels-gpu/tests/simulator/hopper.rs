@@ -13,8 +13,8 @@ use super::SCHEDULES;
 /// C = A B: `[ROWS, DEPTH] [DEPTH, columns]`, in tiles of 64 rows and chunks of 64 of the depth.
 const ROWS: usize = 90;
 const DEPTH: usize = 200;
-/// Where the first box begins: before the tensors. The last one ends behind them.
-const FIRST: [i32; 3] = [-5, -16, -3];
+/// Row, depth and column of the first box: in depth before the tensors, where nothing is stored. The last ones end behind.
+const FIRST: [i32; 3] = [0, -16, 0];
 const TILES: i32 = 2;
 const CHUNKS: i32 = 4;
 const STAGES: u32 = 2;
