@@ -122,10 +122,9 @@ fn every_variant() {
 
 #[test]
 fn the_cases_reach_every_variant() {
-    let mut reached = Vec::new();
-    for case in cases::sim() {
-        reached.extend(Plan::new(&case.problem(), SMALL_GPU).unwrap().variants());
-    }
+    let plan = |case: &Case| Plan::new(&case.problem(), SMALL_GPU).unwrap();
+    let mut reached: Vec<_> = cases::sim().iter().flat_map(|case| plan(case).variants()).collect();
+    reached.extend(long_cases().iter().flat_map(|case| plan(case).with_segments(2, 2).variants()));
     for variant in VARIANTS {
         assert!(reached.contains(&variant), "no case runs {}", variant.entry);
     }
@@ -133,7 +132,7 @@ fn the_cases_reach_every_variant() {
 
 /// Sequences of four chunks and a bit, the six slopes as heads.
 fn long_cases() -> Vec<Case> {
-    [(DType::Bf16, 128, 64), (DType::F16, 64, 128)]
+    [(DType::Bf16, 128, 64), (DType::Bf16, 64, 64), (DType::F16, 64, 128), (DType::F16, 128, 64)]
         .map(|(dtype, d, e)| Case::new("segments", dtype, [1, 6, 273, d, e]).slopes(Slopes::Custom(SLOPES.to_vec())))
         .into()
 }
