@@ -1,9 +1,9 @@
 //! Ten lines on the CPU.
 
-use lightning_attention::{Forward, Layout, Problem, View, ViewMut, cpu};
+use lightning_attention::{DType, Forward, Layout, Problem, View, ViewMut, cpu};
 
 fn main() -> lightning_attention::Result<()> {
-    let problem = Problem::new(1, 8, 1000, 128, 64).dtype(lightning_attention::DType::F32);
+    let problem = Problem::new(1, 8, 1000, 128, 64).dtype(DType::F32);
     let (key, value) = (problem.key_shape(), problem.value_shape());
     let (q, k) = (vec![0.1_f32; key.iter().product()], vec![0.1_f32; key.iter().product()]);
     let v = vec![1.0_f32; value.iter().product()];

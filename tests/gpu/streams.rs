@@ -1,15 +1,21 @@
 //! Asynchrony: reruns, graphs, streams, threads.
 
+use lightning_attention::cuda::Attention;
 use lightning_attention::cuda::cust::stream::{Stream, StreamFlags};
 use lightning_attention::{DType, Problem};
 
-use crate::bench::gpu::{Graph, Set};
+use crate::bench::gpu::{Gpu, Graph, Set};
 use crate::bench::{Pass, SEED};
 use crate::device::{device, exclusive};
 
-/// Cut in segments: all kernels run.
 fn problem() -> Problem {
     Problem::new(1, 3, 4000, 128, 64)
+}
+
+/// Cut in segments: all kernels run.
+fn prepare(gpu: &Gpu, problem: &Problem) -> Attention {
+    let plan = gpu.engine.plan(problem).unwrap().with_segments(5, 5);
+    gpu.engine.prepare_plan(plan).unwrap()
 }
 
 #[test]
@@ -18,7 +24,7 @@ fn reruns_have_the_same_bits() {
     let _exclusive = exclusive();
     for problem in [SEED[0].problem(DType::Bf16), problem()] {
         let mut set = gpu.set(&problem, 0).unwrap();
-        let mut attention = gpu.engine.prepare(&problem).unwrap();
+        let mut attention = prepare(gpu, &problem);
         let mut run = || {
             set.poison().unwrap();
             for pass in Pass::BOTH {
@@ -40,8 +46,7 @@ fn a_captured_graph_gives_the_same_bits() {
     let _exclusive = exclusive();
     let problem = problem();
     let mut set = gpu.set(&problem, 0).unwrap();
-    let mut attention = gpu.engine.prepare(&problem).unwrap();
-    assert!(attention.plan().forward().segments > 1, "the case is there for several kernels");
+    let mut attention = prepare(gpu, &problem);
     let enqueue = |attention: &mut _, set: &Set| {
         Pass::BOTH.into_iter().try_for_each(|pass| set.enqueue(attention, &gpu.stream, pass))
     };
@@ -65,7 +70,7 @@ fn two_streams_with_an_attention_each() {
     let problem = problem();
     let expected = [0, 1].map(|seed| {
         let set = gpu.set(&problem, seed).unwrap();
-        let mut attention = gpu.engine.prepare(&problem).unwrap();
+        let mut attention = prepare(gpu, &problem);
         for pass in Pass::BOTH {
             set.enqueue(&mut attention, &gpu.stream, pass).unwrap();
         }
@@ -74,7 +79,7 @@ fn two_streams_with_an_attention_each() {
     });
     let streams = [0, 1].map(|_| Stream::new(StreamFlags::DEFAULT, None).unwrap());
     let sets = [0, 1].map(|seed| gpu.set(&problem, seed).unwrap());
-    let mut attentions = [0, 1].map(|_| gpu.engine.prepare(&problem).unwrap());
+    let mut attentions = [0, 1].map(|_| prepare(gpu, &problem));
     for _ in 0..20 {
         for pass in Pass::BOTH {
             for i in [0, 1] {
@@ -97,7 +102,7 @@ fn a_thread_without_a_context() {
     let set = gpu.set(&problem, 0).unwrap();
     std::thread::scope(|scope| {
         let run = || {
-            let mut attention = gpu.engine.prepare(&problem).unwrap();
+            let mut attention = prepare(gpu, &problem);
             set.enqueue(&mut attention, &gpu.stream, Pass::Forward).unwrap();
             set.enqueue(&mut attention, &gpu.stream, Pass::Backward).unwrap();
             attention

@@ -40,7 +40,7 @@ enum Command {
         #[arg(long, default_value = "bundle")]
         out: PathBuf,
     },
-    /// Fill the generated blocks of README.md from the records in benches/records
+    /// Fill the generated blocks of README.md from benches/records and examples
     Readme {
         /// Write nothing; fail where a block differs
         #[arg(long)]

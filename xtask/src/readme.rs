@@ -1,4 +1,4 @@
-//! `cargo xtask readme`: README.md quotes figures from committed records only.
+//! `cargo xtask readme`: README.md quotes figures from committed records, and code from the examples, only.
 
 use crate::repo::Repo;
 use anyhow::{Context, Result, bail, ensure};
@@ -11,24 +11,28 @@ use std::{
 
 const RECORDS: &str = "benches/records/h200";
 const VALIDATION: &str = "validation.csv";
+const PEERS: &str = "peers.csv";
 const NO_RECORD: &str = "No record yet.\n";
 
 pub fn run(repo: &Repo, check: bool) -> Result<()> {
     let path = repo.root.join("README.md");
-    if !path.exists() {
-        println!("README.md does not exist");
-        return Ok(());
-    }
     let records = repo.root.join(RECORDS);
-    let old = fs::read_to_string(&path)?;
+    let read = |name: &str| match records.join(name) {
+        path if path.exists() => Row::read(&path),
+        _ => Ok(Vec::new()),
+    };
+    let newest = || newest(&records).map_or(Ok(Vec::new()), |path| Row::read(&path));
+    let example = |name: &str| Ok(code(&fs::read_to_string(repo.root.join(format!("examples/{name}.rs")))?));
+    let old = fs::read_to_string(&path).context("README.md")?;
     let new = fill(&old, |block| match block {
-        "speed" => newest(&records).map_or(Ok(NO_RECORD.into()), |path| speed(&Row::read(&path)?)),
-        "accuracy" if records.join(VALIDATION).exists() => accuracy(&Row::read(&records.join(VALIDATION))?),
-        "accuracy" => Ok(NO_RECORD.into()),
-        _ => bail!("README.md has a generated block `{block}`; speed and accuracy exist"),
+        "speed" => speed(&newest()?, &read(PEERS)?),
+        "cold" => cold(&newest()?, &read(PEERS)?),
+        "accuracy" => accuracy(&read(VALIDATION)?),
+        "quickstart" | "quickstart_cuda" => example(block),
+        _ => bail!("README.md has a generated block `{block}`, which nothing fills"),
     })?;
     if new != old {
-        ensure!(!check, "README.md differs from the records; `cargo xtask readme` fills it");
+        ensure!(!check, "README.md differs from records and examples; `cargo xtask readme` fills it");
         fs::write(path, new)?;
     }
     Ok(())
@@ -47,6 +51,7 @@ fn fill(text: &str, mut content: impl FnMut(&str) -> Result<String>) -> Result<S
 }
 
 /// A line of a record: column → value.
+#[derive(Clone)]
 struct Row(BTreeMap<String, String>);
 
 impl Row {
@@ -75,74 +80,162 @@ impl Row {
 /// The record of the latest date; its name is its date.
 fn newest(records: &Path) -> Option<PathBuf> {
     let paths = fs::read_dir(records).into_iter().flatten().flatten().map(|entry| entry.path());
-    paths.filter(|path| path.extension().is_some_and(|e| e == "csv") && !path.ends_with(VALIDATION)).max()
+    let is_dated = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit());
+    paths.filter(|path| path.extension().is_some_and(|e| e == "csv") && is_dated(path)).max()
 }
 
-/// One line per shape, in the order of the record; a later measurement of the same thing replaces an earlier one.
-fn speed(rows: &[Row]) -> Result<String> {
-    let mut shapes: Vec<(String, [String; 2])> = Vec::new();
-    let mut source = String::from(NO_RECORD);
+/// An example as a block of code, without its own documentation.
+fn code(source: &str) -> String {
+    let lines: Vec<&str> = source.lines().skip_while(|line| line.is_empty() || line.starts_with("//!")).collect();
+    format!("```rust\n{}\n```\n", lines.join("\n"))
+}
+
+/// What a row measures.
+fn shape(row: &Row) -> Result<String> {
+    let [b, h, n, d, e] = ["b", "h", "n", "d", "e"].map(|column| row.get(column));
+    Ok(format!("{}×{}×{}×{}×{}", b?, h?, n?, d?, e?))
+}
+
+/// Where a row comes from.
+fn source(row: &Row) -> Result<String> {
+    let [date, gpu, driver, commit] = ["date", "gpu", "driver", "commit"].map(|column| row.get(column));
+    Ok(format!("{}, {}, driver {}, commit {:.12}", date?, gpu?, driver?, commit?))
+}
+
+/// The last of the rows that measure `op` on a shape.
+fn last<'a>(rows: &'a [Row], op: &str, of: &Row) -> Result<Option<&'a Row>> {
+    let mut found = None;
+    for row in rows {
+        if row.get("op")? == op && shape(row)? == shape(of)? && row.get("dtype")? == of.get("dtype")? {
+            found = Some(row);
+        }
+    }
+    Ok(found)
+}
+
+/// The fastest public implementation of the operator for what `row` measures, and by what factor it is slower: both in
+/// multiples of what a copy of the same bytes took in their runs.
+fn best_peer(row: &Row, peers: &[Row]) -> Result<String> {
+    let mut best: Option<&Row> = None;
+    for peer in peers {
+        let same = ["op", "dtype", "gpu"].into_iter().all(|column| peer.get(column).ok() == row.get(column).ok());
+        if same && peer.get("operator")? == "lightning" && shape(peer)? == shape(row)? {
+            let faster = |best: &Row| Ok::<_, anyhow::Error>(peer.number("ms")? < best.number("ms")?);
+            best = if best.map_or(Ok(true), faster)? { Some(peer) } else { best };
+        }
+    }
+    let Some(peer) = best else { return Ok(String::new()) };
+    let copies = |row: &Row| Ok::<_, anyhow::Error>(row.number("ms")? * row.number("copy_gbps")?);
+    Ok(format!("{} {} ({:.2}×)", peer.get("ms")?, peer.get("peer")?, copies(peer)? / copies(row)?))
+}
+
+/// One line per shape, in the order of the record, in a table per backend and dtype; a later measurement of the same
+/// thing replaces an earlier one.
+fn speed(rows: &[Row], peers: &[Row]) -> Result<String> {
+    type Lines = Vec<(String, [String; 2])>;
+    let mut tables: Vec<(String, Lines)> = Vec::new();
+    let mut measured = None;
     for row in rows {
         let direction = match row.get("op")? {
             "forward" => 0,
             "backward" => 1,
             _ => continue,
         };
-        let [b, h, n, d, e] = ["b", "h", "n", "d", "e"].map(|column| row.get(column));
-        let shape = format!("{}×{}×{}×{}×{} | {} | {}", b?, h?, n?, d?, e?, row.get("dtype")?, row.get("backend")?);
-        let cells = format!("{:.3} | {:.0} | {:.0} %", row.number("ms")?, row.number("gbps")?, row.number("pct_copy")?);
-        let known = shapes.iter().position(|(name, _)| *name == shape);
-        let index = known.unwrap_or_else(|| {
-            shapes.push((shape, [" | | ".into(), " | | ".into()]));
-            shapes.len() - 1
-        });
-        shapes[index].1[direction] = cells;
-        let [date, gpu, driver, commit] = ["date", "gpu", "driver", "commit"].map(|column| row.get(column));
-        source = format!(
-            "{}, {}, driver {}, commit {}; a copy moves {:.0} GB/s.\n",
-            date?,
-            gpu?,
-            driver?,
-            commit?,
-            row.number("copy_gbps")?
-        );
+        let table = format!("{} on {}", row.get("dtype")?, row.get("backend")?);
+        let lines = entry(&mut tables, table, Vec::new());
+        let cells = entry(lines, shape(row)?, [" | | ".into(), " | | ".into()]);
+        let share = row.number("pct_copy")?;
+        cells[direction] =
+            format!("{:.3} | {share:.0} % ({:.2}×) | {}", row.number("ms")?, 100.0 / share, best_peer(row, peers)?);
+        measured = Some(row);
     }
-    if shapes.is_empty() {
-        return Ok(source);
+    let Some(measured) = measured else { return Ok(NO_RECORD.into()) };
+    let mut text = String::new();
+    for (table, lines) in tables {
+        writeln!(
+            text,
+            "| {table}, B×H×N×D×E | forward ms | of copy | best peer | backward ms | of copy | best peer |\n\
+             |---|---:|---:|---:|---:|---:|---:|"
+        )?;
+        for (shape, [forward, backward]) in lines {
+            writeln!(text, "| {shape} | {forward} | {backward} |")?;
+        }
+        writeln!(text)?;
     }
-    let mut table = String::from(
-        "| B×H×N×D×E | dtype | backend | forward ms | GB/s | of copy | backward ms | GB/s | of copy |\n\
-         |---|---|---|---:|---:|---:|---:|---:|---:|\n",
-    );
-    for (shape, [forward, backward]) in shapes {
-        writeln!(table, "| {shape} | {forward} | {backward} |")?;
+    write!(text, "{}; a copy moves {:.0} GB/s.", source(measured)?, measured.number("copy_gbps")?)?;
+    if let Some(peer) = peers.first() {
+        write!(text, " Peers: {}, {}.", peer.get("date")?, peer.get("gpu")?)?;
     }
-    Ok(format!("{table}\n{source}"))
+    Ok(text + "\n")
 }
+
+/// The value of a key, in the order in which keys came.
+fn entry<K: PartialEq, V>(entries: &mut Vec<(K, V)>, key: K, new: V) -> &mut V {
+    let index = entries.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
+        entries.push((key, new));
+        entries.len() - 1
+    });
+    &mut entries[index].1
+}
+
+/// First calls of a process beside warm ones.
+fn cold(rows: &[Row], peers: &[Row]) -> Result<String> {
+    let mut text = String::new();
+    let mut line = |name: &str, rows: &[Row]| -> Result<()> {
+        let first = |row: &&Row| row.get("op").is_ok_and(|op| op == "cold_forward");
+        let Some(of) = rows.iter().rfind(first) else { return Ok(()) };
+        let mut cells = String::new();
+        for op in ["cold_forward", "cold_backward", "forward", "backward"] {
+            let row = last(rows, op, of)?.with_context(|| format!("no `{op}` of {name}"))?;
+            let ms = row.number("ms")?;
+            write!(cells, " {} |", if ms < 100.0 { format!("{ms:.3}") } else { format!("{ms:.0}") })?;
+        }
+        if text.is_empty() {
+            writeln!(
+                text,
+                "| {}, {}, ms | first forward | first backward | warm forward | warm backward |\n|---|---:|---:|---:|---:|",
+                shape(of)?,
+                of.get("dtype")?
+            )?;
+        }
+        Ok(writeln!(text, "| {name} |{cells}")?)
+    };
+    let official: Vec<Row> =
+        peers.iter().filter(|row| row.0.get("peer").is_some_and(|p| p == OFFICIAL)).cloned().collect();
+    line(OFFICIAL, &official)?;
+    line("this crate", rows)?;
+    Ok(if text.is_empty() { NO_RECORD.into() } else { text })
+}
+
+const OFFICIAL: &str = "official Triton";
 
 /// The worst error of every output per dtype, which is a word of the name of the case.
 fn accuracy(rows: &[Row]) -> Result<String> {
-    let mut worst: BTreeMap<(String, String), (f64, f64)> = BTreeMap::new();
+    const OUTPUTS: [&str; 4] = ["o", "dq", "dk", "dv"];
+    let mut worst: BTreeMap<String, ([Option<f64>; 4], f64, usize)> = BTreeMap::new();
     for row in rows {
         let case = row.get("case")?;
         let mut words = case.split(|c: char| !c.is_ascii_alphanumeric());
         let dtype = words
             .find(|word| ["bf16", "f16", "f32"].contains(word))
             .with_context(|| format!("no dtype in `{case}`"))?;
-        let (error, bound) = (row.number("error")?, row.number("bound")?);
-        let entry = worst.entry((dtype.into(), row.get("output")?.into())).or_insert((error, bound));
-        // Nothing is greater than a NaN: it stays.
-        if error.is_nan() || error > entry.0 {
-            *entry = (error, bound);
-        }
+        let (output, error, bound) = (row.get("output")?, row.number("error")?, row.number("bound")?);
+        let index = OUTPUTS.iter().position(|name| *name == output).with_context(|| format!("no output `{output}`"))?;
+        let entry = worst.entry(dtype.into()).or_insert(([None; 4], bound, 0));
+        // A NaN stays.
+        entry.0[index] =
+            Some(entry.0[index].map_or(error, |old| if old > error || old.is_nan() { old } else { error }));
+        ensure!(entry.1 == bound, "two bounds for {dtype}");
+        entry.2 += 1;
     }
     let Some(last) = rows.last() else { return Ok(NO_RECORD.into()) };
-    let mut table = String::from("| dtype | output | worst error | bound |\n|---|---|---:|---:|\n");
-    for ((dtype, output), (error, bound)) in worst {
-        writeln!(table, "| {dtype} | {output} | {error:.2e} | {bound:.1e} |")?;
+    let mut table =
+        String::from("| dtype | o | dq | dk | dv | bound | checks |\n|---|---:|---:|---:|---:|---:|---:|\n");
+    for (dtype, (errors, bound, checks)) in worst {
+        let errors = errors.map(|error| error.map_or_else(String::new, |error| format!("{error:.2e}"))).join(" | ");
+        writeln!(table, "| {dtype} | {errors} | {bound:.1e} | {checks} |")?;
     }
-    let [date, gpu, driver, commit] = ["date", "gpu", "driver", "commit"].map(|column| last.get(column));
-    writeln!(table, "\n{}, {}, driver {}, commit {}; {} checks.", date?, gpu?, driver?, commit?, rows.len())?;
+    writeln!(table, "\n{}.", source(last)?)?;
     Ok(table)
 }
 
@@ -162,13 +255,29 @@ mod tests {
     #[test]
     fn speed_has_a_line_per_shape() {
         let record = "date,commit,gpu,driver,backend,op,dtype,b,h,n,d,e,ms,gbps,pct_copy,copy_gbps,note\n\
-            2026-01-02,abc,H200,580,cuda,forward,bf16,6,8,2048,128,64,0.0311,2430,57.1,4277,\n\
-            2026-01-02,abc,H200,580,cuda,backward,bf16,6,8,2048,128,64,0.065,2100,49.5,4277,\"a, b\"\n\
-            2026-01-02,abc,H200,580,cuda,decode,bf16,6,8,1,128,64,0.01,1,1,4277,\n";
-        let table = speed(&Row::parse(record).unwrap()).unwrap();
-        let line = "| 6×8×2048×128×64 | bf16 | cuda | 0.031 | 2430 | 57 % | 0.065 | 2100 | 50 % |\n";
+            2026-01-02,abc,H200,580,cuda,forward,bf16,6,8,2048,128,64,0.0311,2430,57.1,4000,\n\
+            2026-01-02,abc,H200,580,cuda,backward,bf16,6,8,2048,128,64,0.065,2100,50.0,4000,\"a, b\"\n\
+            2026-01-02,abc,H200,580,cuda,decode,bf16,6,8,1,128,64,0.01,1,1,4000,\n";
+        let peers = "date,gpu,peer,source,operator,op,dtype,b,h,n,d,e,ms,copy_gbps,note\n\
+            2026-01-01,H200,slow,s,lightning,backward,bf16,6,8,2048,128,64,1,4200,\n\
+            2026-01-01,H200,fast,s,lightning,backward,bf16,6,8,2048,128,64,0.13,4200,\n\
+            2026-01-01,H200,other,s,softmax,backward,bf16,6,8,2048,128,64,0.01,4200,\n\
+            2026-01-01,H100,fast,s,lightning,forward,bf16,6,8,2048,128,64,0.01,4200,\n";
+        let table = speed(&Row::parse(record).unwrap(), &Row::parse(peers).unwrap()).unwrap();
+        let line = "| 6×8×2048×128×64 | 0.031 | 57 % (1.75×) |  | 0.065 | 50 % (2.00×) | 0.13 fast (2.10×) |\n";
         assert!(table.contains(line) && table.lines().count() == 5, "{table}");
-        assert_eq!(speed(&[]).unwrap(), NO_RECORD);
+        assert_eq!(speed(&[], &[]).unwrap(), NO_RECORD);
+    }
+
+    #[test]
+    fn cold_calls_stand_beside_warm_ones() {
+        let row = |op, ms| format!("{op},bf16,1,1,64,64,64,{ms}\n");
+        let [cold_forward, cold_backward] = [row("cold_forward", "2360"), row("cold_backward", "0.1363")];
+        let [forward, backward] = [row("forward", "0.0523"), row("backward", "0.1225")];
+        let rows = format!("op,dtype,b,h,n,d,e,ms\n{forward}{backward}{cold_forward}{cold_backward}");
+        let table = cold(&Row::parse(&rows).unwrap(), &[]).unwrap();
+        assert!(table.ends_with("| this crate | 2360 | 0.136 | 0.052 | 0.122 |\n"), "{table}");
+        assert_eq!(cold(&[], &[]).unwrap(), NO_RECORD);
     }
 
     #[test]
@@ -176,6 +285,57 @@ mod tests {
         let record = "date,commit,gpu,driver,case,output,error,bound\n\
             d,c,g,1,bf16 n=64,o,1e-3,2.8e-3\nd,c,g,1,bf16 n=65,o,2e-3,2.8e-3\nd,c,g,1,f16 n=1,dq,NaN,5e-4\nd,c,g,1,f16 n=2,dq,1e-4,5e-4\n";
         let table = accuracy(&Row::parse(record).unwrap()).unwrap();
-        assert!(table.contains("| bf16 | o | 2.00e-3 | 2.8e-3 |\n| f16 | dq | NaN | 5.0e-4 |\n"), "{table}");
+        let lines = "| bf16 | 2.00e-3 |  |  |  | 2.8e-3 | 2 |\n| f16 |  | NaN |  |  | 5.0e-4 | 2 |\n";
+        assert!(table.contains(lines), "{table}");
+    }
+
+    #[test]
+    fn an_example_is_shown_without_its_documentation() {
+        assert_eq!(code("//! What it is.\n\nfn main() {}\n"), "```rust\nfn main() {}\n```\n");
+    }
+
+    #[test]
+    fn the_readme_is_current() {
+        run(&Repo::find().unwrap(), true).unwrap();
+    }
+
+    /// Columns of every committed record, and numbers where numbers belong.
+    #[test]
+    fn the_records_are_well_formed() {
+        let records = Repo::find().unwrap().root.join(RECORDS);
+        let mut dated = 0;
+        for file in fs::read_dir(&records).unwrap() {
+            let path = file.unwrap().path();
+            let header = fs::read_to_string(&path).unwrap().lines().next().unwrap().to_owned();
+            let (expected, numbers): (&str, &[&str]) = match path.file_name().unwrap().to_str().unwrap() {
+                VALIDATION => ("date,commit,gpu,driver,case,output,error,bound", &["error", "bound"]),
+                PEERS => (
+                    "date,gpu,peer,source,operator,op,dtype,b,h,n,d,e,ms,copy_gbps,note",
+                    &["b", "h", "n", "d", "e", "ms"],
+                ),
+                _ => {
+                    dated += 1;
+                    (
+                        "date,commit,gpu,driver,backend,op,dtype,b,h,n,d,e,ms,gbps,pct_copy,copy_gbps,note",
+                        &["b", "h", "n", "d", "e", "ms"],
+                    )
+                }
+            };
+            assert_eq!(header, expected, "{}", path.display());
+            let rows = Row::read(&path).unwrap();
+            assert!(!rows.is_empty(), "{}", path.display());
+            for row in rows {
+                for column in numbers {
+                    assert!(row.number(column).unwrap() >= 0.0, "{}: `{column}`", path.display());
+                }
+                // First calls have no rate.
+                for column in ["gbps", "pct_copy", "copy_gbps"].into_iter().filter(|column| row.0.contains_key(*column))
+                {
+                    let is_cold = row.get("op").unwrap().starts_with("cold");
+                    assert_eq!(row.number(column).is_ok(), !is_cold, "{}: `{column}`", path.display());
+                }
+            }
+        }
+        assert!(dated > 0, "no record of speed in {}", records.display());
     }
 }

@@ -201,7 +201,7 @@ impl Attention {
                 context.check_pointer(argument, region.address)?;
             }
             for next in launches.iter() {
-                let kernel = self.kernels.iter().find(|kernel| core::ptr::eq(kernel.variant, next.variant));
+                let kernel = self.kernels.iter().find(|kernel| kernel.variant.entry == next.variant.entry);
                 let kernel = kernel.expect("`Plan::variants` names every kernel of a plan's launches");
                 let tensor_maps = self.tensor_maps(next)?;
                 // SAFETY: the context is current and the stream is its own; the rest is this function's contract.

@@ -367,7 +367,7 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
             unroll!(K in 8 {
                 if (K as u32) < D / 16 {
                     // SAFETY: as above.
-                    unsafe { T::wgmma_n64::<0>(&mut p, step(&x[K / 4], K % 4), y.columns(K as u32), K > 0) };
+                    unsafe { T::wgmma_n64::<0>(&mut p, step(&x[K / 4], K % 4), y.columns(K as u32), K != 0) };
                 }
             });
             wgmma_commit_group();
@@ -379,7 +379,7 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
             unroll!(K in 8 {
                 if (K as u32) < D / 16 {
                     // SAFETY: as above.
-                    unsafe { T::wgmma_n64::<0>(&mut o, step(&x[K / 4], K % 4), s.columns(K as u32), K > 0) };
+                    unsafe { T::wgmma_n64::<0>(&mut o, step(&x[K / 4], K % 4), s.columns(K as u32), K != 0) };
                 }
             });
             wgmma_commit_group();

@@ -1,0 +1,383 @@
+//! What the planner decides: goldens of real shapes on two GPUs, and what must hold for any plan.
+//!
+//! After a change of the planner or of the variant table, `UPDATE_EXPECT=1 cargo test --test plan` rewrites the goldens.
+
+use std::fmt::Write as _;
+
+use expect_test::{Expect, expect};
+use lightning_attention::plan::{Auxiliary, Device, Launch, ROW_ALIGNMENT, Schedule};
+use lightning_attention::problem::Region;
+use lightning_attention::{Backward, DType, Error, Extent, Forward, Layout, Plan, Problem, Slopes};
+use lightning_attention_kernels::variants::{CHUNK, Op, VARIANTS, Variant};
+use proptest::prelude::*;
+
+/// A consumer card: compute capability 8.6, 84 multiprocessors with 100 KiB of shared memory.
+const CONSUMER: Device =
+    Device { compute_capability: (8, 6), multiprocessors: 84, shared_bytes_per_multiprocessor: 100 * 1024 };
+
+const AUXILIARY: Auxiliary = Auxiliary { slopes: 0x1000, workspace: 0x10_0000 };
+
+/// A place in memory that is only looked at: tensors of different numbers do not overlap.
+fn region(number: u64, problem: &Problem, shape: [usize; 4]) -> Region {
+    let extent = Extent::contiguous(shape, Layout::Bhnd);
+    Region { address: number << 60, len: None, dtype: problem.dtype, extent }
+}
+
+/// The launches of both passes.
+fn launches(plan: &Plan) -> [Vec<Launch>; 2] {
+    let problem = plan.problem();
+    let (key, value) = (problem.key_shape(), problem.value_shape());
+    let [q, k, dq, dk] = [1, 2, 5, 6].map(|number| region(number, problem, key));
+    let [v, o, do_, dv] = [3, 4, 7, 8].map(|number| region(number, problem, value));
+    let (forward, backward) = (Forward { q, k, v, o }, Backward { q, k, v, do_, dq, dk, dv });
+    problem.check_forward(&forward, ROW_ALIGNMENT).unwrap();
+    problem.check_backward(&backward, ROW_ALIGNMENT).unwrap();
+    [plan.forward_launches(&forward, AUXILIARY), plan.backward_launches(&backward, AUXILIARY)]
+        .map(|launches| launches.iter().copied().collect())
+}
+
+/// The plan as it prints itself, with the launches below each pass.
+fn describe(plan: &Plan) -> String {
+    let text = plan.to_string();
+    let mut lines = text.lines();
+    let mut described = format!("{}\n", lines.next().unwrap());
+    for (line, launches) in lines.zip(launches(plan)) {
+        writeln!(described, "{line}").unwrap();
+        for Launch { variant, grid: [x, y, z], .. } in launches {
+            writeln!(described, "    {} {x}×{y}×{z}", variant.entry).unwrap();
+        }
+    }
+    described
+}
+
+fn check(shapes: &[[usize; 5]], device: Device, expected: Expect) {
+    let plans = shapes.iter().map(|&[b, h, n, d, e]| Plan::new(&Problem::new(b, h, n, d, e), device).unwrap());
+    let described: Vec<String> = plans.map(|plan| describe(&plan)).collect();
+    expected.assert_eq(&described.join("\n"));
+}
+
+#[test]
+fn seed_shapes_on_an_h200() {
+    let shapes = [[6, 8, 2048, 128, 64], [6, 8, 4096, 128, 64], [6, 8, 8192, 128, 64], [6, 16, 2048, 64, 64]];
+    check(
+        &shapes,
+        Device::H200,
+        expect![[r#"
+            6×8×2048×128×64 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing, predicted 21 µs against 21 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128 96×1×1
+            backward: Sm90, 1 segment(s) of 2048 rows, [1, 1, 2] sharing, predicted 74 µs against 74 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d64 96×1×1
+                chunk_output_sm90_bf16_d64 96×1×1
+                chunk_output_sm90_bf16_d128 96×1×1
+
+            6×8×4096×128×64 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 1 segment(s) of 4096 rows, [2] sharing, predicted 40 µs against 40 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128 96×1×1
+            backward: Sm90, 1 segment(s) of 4096 rows, [1, 1, 2] sharing, predicted 141 µs against 141 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d64 96×1×1
+                chunk_output_sm90_bf16_d64 96×1×1
+                chunk_output_sm90_bf16_d128 96×1×1
+
+            6×8×8192×128×64 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing, predicted 78 µs against 78 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128 96×1×1
+            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 2] sharing, predicted 275 µs against 275 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d64 96×1×1
+                chunk_output_sm90_bf16_d64 96×1×1
+                chunk_output_sm90_bf16_d128 96×1×1
+
+            6×16×2048×64×64 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 1 segment(s) of 2048 rows, [1] sharing, predicted 28 µs against 28 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d64 96×1×1
+            backward: Sm90, 1 segment(s) of 2048 rows, [1, 1, 1] sharing, predicted 83 µs against 83 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d64 96×1×1
+                chunk_output_sm90_bf16_d64 96×1×1
+                chunk_output_sm90_bf16_d64 96×1×1
+        "#]],
+    );
+}
+
+#[test]
+fn many_heads_on_an_h200() {
+    let shapes = [[4, 32, 512, 128, 128], [4, 32, 8192, 128, 128], [1, 64, 16384, 128, 128]];
+    check(
+        &shapes,
+        Device::H200,
+        expect![[r#"
+            4×32×512×128×128 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 1 segment(s) of 512 rows, [1] sharing, predicted 19 µs against 19 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128 256×1×1
+            backward: Sm90, 1 segment(s) of 512 rows, [1, 1, 1] sharing, predicted 58 µs against 58 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128 256×1×1
+                chunk_output_sm90_bf16_d128 256×1×1
+                chunk_output_sm90_bf16_d128 256×1×1
+
+            4×32×8192×128×128 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 1 segment(s) of 8192 rows, [1] sharing, predicted 271 µs against 271 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128 256×1×1
+            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 1] sharing, predicted 813 µs against 813 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128 256×1×1
+                chunk_output_sm90_bf16_d128 256×1×1
+                chunk_output_sm90_bf16_d128 256×1×1
+
+            1×64×16384×128×128 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 1 segment(s) of 16384 rows, [1] sharing, predicted 271 µs against 271 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128 128×1×1
+            backward: Sm90, 1 segment(s) of 16384 rows, [1, 1, 1] sharing, predicted 813 µs against 813 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128 128×1×1
+                chunk_output_sm90_bf16_d128 128×1×1
+                chunk_output_sm90_bf16_d128 128×1×1
+        "#]],
+    );
+}
+
+#[test]
+fn few_heads_on_an_h200() {
+    let shapes = [[1, 1, 65536, 128, 128], [1, 8, 65536, 128, 128], [1, 16, 8192, 128, 128]];
+    check(
+        &shapes,
+        Device::H200,
+        expect![[r#"
+            1×1×65536×128×128 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 128 segment(s) of 512 rows, [1] sharing, predicted 42 µs against 514 µs uncut, workspace 8388608 bytes
+                chunk_state_sm80_bf16_d128 254×1×1
+                state_scan_sm80_f32_d0 32×1×1
+                chunk_output_sm90_bf16_d128 256×1×1
+            backward: Sm90, 64 segment(s) of 1024 rows, [1, 1, 1] sharing, predicted 90 µs against 1544 µs uncut, workspace 8388608 bytes
+                chunk_state_sm80_bf16_d128 126×2×1
+                state_scan_sm80_f32_d0 32×2×1
+                chunk_output_sm90_bf16_d128 128×1×1
+                chunk_output_sm90_bf16_d128 128×1×1
+                chunk_output_sm90_bf16_d128 128×1×1
+
+            1×8×65536×128×128 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 20 segment(s) of 3328 rows, [2] sharing, predicted 219 µs against 514 µs uncut, workspace 10485760 bytes
+                chunk_state_sm80_bf16_d128 304×1×1
+                state_scan_sm80_f32_d0 256×1×1
+                chunk_output_sm90_bf16_d128 640×1×1
+            backward: Sm90, 12 segment(s) of 5504 rows, [2, 2, 2] sharing, predicted 562 µs against 1544 µs uncut, workspace 12582912 bytes
+                chunk_state_sm80_bf16_d128 176×2×1
+                state_scan_sm80_f32_d0 256×2×1
+                chunk_output_sm90_bf16_d128 384×1×1
+                chunk_output_sm90_bf16_d128 384×1×1
+                chunk_output_sm90_bf16_d128 384×1×1
+
+            1×16×8192×128×128 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing, predicted 66 µs against 66 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128 64×1×1
+            backward: Sm90, 6 segment(s) of 1408 rows, [2, 2, 2] sharing, predicted 159 µs against 200 µs uncut, workspace 12582912 bytes
+                chunk_state_sm80_bf16_d128 160×2×1
+                state_scan_sm80_f32_d0 512×2×1
+                chunk_output_sm90_bf16_d128 384×1×1
+                chunk_output_sm90_bf16_d128 384×1×1
+                chunk_output_sm90_bf16_d128 384×1×1
+        "#]],
+    );
+}
+
+#[test]
+fn small_and_odd_shapes_on_an_h200() {
+    let shapes = [[2, 3, 0, 64, 64], [1, 1, 1, 8, 8], [1, 1, 65, 72, 40], [1, 2, 1000, 128, 8]];
+    check(
+        &shapes,
+        Device::H200,
+        expect![[r#"
+            2×3×0×64×64 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm80, 1 segment(s) of 64 rows, [1] sharing, predicted 4 µs against 4 µs uncut, workspace 0 bytes
+            backward: Sm80, 1 segment(s) of 64 rows, [1, 1, 1] sharing, predicted 14 µs against 14 µs uncut, workspace 0 bytes
+
+            1×1×1×8×8 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm80, 1 segment(s) of 64 rows, [1] sharing, predicted 4 µs against 4 µs uncut, workspace 0 bytes
+                chunk_output_sm80_bf16_d64 1×1×1
+            backward: Sm80, 1 segment(s) of 64 rows, [1, 1, 1] sharing, predicted 14 µs against 14 µs uncut, workspace 0 bytes
+                chunk_output_sm80_bf16_d64 1×3×1
+
+            1×1×65×72×40 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 1 segment(s) of 128 rows, [2] sharing, predicted 4 µs against 4 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128 2×1×1
+            backward: Sm90, 1 segment(s) of 128 rows, [2, 2, 2] sharing, predicted 10 µs against 10 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d64 4×1×1
+                chunk_output_sm90_bf16_d64 4×1×1
+                chunk_output_sm90_bf16_d128 2×1×1
+
+            1×2×1000×128×8 bf16 on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 16 segment(s) of 64 rows, [2] sharing, predicted 10 µs against 10 µs uncut, workspace 1048576 bytes
+                chunk_state_sm80_bf16_d128 30×1×1
+                state_scan_sm80_f32_d0 32×1×1
+                chunk_output_sm90_bf16_d128 64×1×1
+            backward: Sm90, 16 segment(s) of 64 rows, [2, 2, 2] sharing, predicted 17 µs against 28 µs uncut, workspace 2097152 bytes
+                chunk_state_sm80_bf16_d128 30×2×1
+                state_scan_sm80_f32_d0 32×2×1
+                chunk_output_sm90_bf16_d64 128×1×1
+                chunk_output_sm90_bf16_d64 128×1×1
+                chunk_output_sm90_bf16_d128 64×1×1
+        "#]],
+    );
+}
+
+#[test]
+fn a_consumer_card() {
+    let shapes = [[6, 8, 2048, 128, 64], [6, 8, 8192, 128, 64], [6, 16, 2048, 64, 64], [1, 8, 65536, 128, 128]];
+    check(
+        &shapes,
+        CONSUMER,
+        expect![[r#"
+            6×8×2048×128×64 bf16 on 84 multiprocessors of compute capability 8.6
+            forward: Sm80, 1 segment(s) of 2048 rows, [1] sharing, predicted 98 µs against 98 µs uncut, workspace 0 bytes
+                chunk_output_sm80_bf16_d128 48×1×1
+            backward: Sm80, 4 segment(s) of 512 rows, [1, 1, 1] sharing, predicted 295 µs against 360 µs uncut, workspace 12582912 bytes
+                chunk_state_sm80_bf16_d128 144×2×1
+                state_scan_sm80_f32_d0 768×2×1
+                chunk_output_sm80_bf16_d64 384×2×1
+                chunk_output_sm80_bf16_d128 192×1×1
+
+            6×8×8192×128×64 bf16 on 84 multiprocessors of compute capability 8.6
+            forward: Sm80, 8 segment(s) of 1024 rows, [1] sharing, predicted 337 µs against 386 µs uncut, workspace 12582912 bytes
+                chunk_state_sm80_bf16_d128 336×1×1
+                state_scan_sm80_f32_d0 768×1×1
+                chunk_output_sm80_bf16_d128 384×1×1
+            backward: Sm80, 7 segment(s) of 1216 rows, [1, 1, 1] sharing, predicted 1030 µs against 1416 µs uncut, workspace 22020096 bytes
+                chunk_state_sm80_bf16_d128 288×2×1
+                state_scan_sm80_f32_d0 768×2×1
+                chunk_output_sm80_bf16_d64 672×2×1
+                chunk_output_sm80_bf16_d128 336×1×1
+
+            6×16×2048×64×64 bf16 on 84 multiprocessors of compute capability 8.6
+            forward: Sm80, 4 segment(s) of 512 rows, [1] sharing, predicted 107 µs against 130 µs uncut, workspace 6291456 bytes
+                chunk_state_sm80_bf16_d64 288×1×1
+                state_scan_sm80_f32_d0 768×1×1
+                chunk_output_sm80_bf16_d64 384×1×1
+            backward: Sm80, 4 segment(s) of 512 rows, [1, 1, 1] sharing, predicted 291 µs against 392 µs uncut, workspace 12582912 bytes
+                chunk_state_sm80_bf16_d64 288×2×1
+                state_scan_sm80_f32_d0 768×2×1
+                chunk_output_sm80_bf16_d64 384×3×1
+
+            1×8×65536×128×128 bf16 on 84 multiprocessors of compute capability 8.6
+            forward: Sm80, 21 segment(s) of 3136 rows, [1] sharing, predicted 842 µs against 3074 µs uncut, workspace 11010048 bytes
+                chunk_state_sm80_bf16_d128 320×1×1
+                state_scan_sm80_f32_d0 256×1×1
+                chunk_output_sm80_bf16_d128 336×1×1
+            backward: Sm80, 21 segment(s) of 3136 rows, [1, 1, 1] sharing, predicted 2269 µs against 9224 µs uncut, workspace 22020096 bytes
+                chunk_state_sm80_bf16_d128 320×2×1
+                state_scan_sm80_f32_d0 256×2×1
+                chunk_output_sm80_bf16_d128 336×3×1
+        "#]],
+    );
+}
+
+#[test]
+fn what_no_kernel_covers_is_refused() {
+    let problem = Problem::new(1, 2, 100, 64, 64);
+    let old = Device { compute_capability: (7, 5), ..CONSUMER };
+    assert_eq!(Plan::new(&problem, old), Err(Error::DeviceTooOld { got: (7, 5), expected: (8, 0) }));
+    let f32s = problem.clone().dtype(DType::F32);
+    let error = Error::UnsupportedElementType { got: DType::F32, expected: "bf16 or f16" };
+    assert_eq!(Plan::new(&f32s, CONSUMER), Err(error));
+    for (argument, [d, e], got) in [
+        ("head_dim", [63, 64], 63),
+        ("head_dim", [136, 64], 136),
+        ("value_dim", [64, 4], 4),
+        ("value_dim", [8, 256], 256),
+    ] {
+        let expected = "a multiple of 8 up to 128 on CUDA";
+        let problem = Problem::new(1, 2, 100, d, e);
+        assert_eq!(Plan::new(&problem, CONSUMER), Err(Error::Dimension { argument, got, expected }));
+    }
+    let error = Error::Dimension { argument: "batch", got: 65_535, expected: "batch · heads up to 2^20" };
+    assert_eq!(Plan::new(&Problem::new(65_535, 17, 1, 8, 8), CONSUMER), Err(error));
+    // What the problem itself refuses comes first.
+    let bad = problem.slopes(Slopes::Custom(vec![0.1]));
+    assert_eq!(Plan::new(&bad, old), Err(Error::SlopeCount { got: 1, expected: 2 }));
+}
+
+fn device() -> impl Strategy<Value = Device> {
+    let capabilities = proptest::sample::select(&[(8, 0), (8, 6), (8, 9), (9, 0), (12, 0)][..]);
+    (capabilities, 1..=200_u32, 100..=228_u32).prop_map(|(compute_capability, multiprocessors, kib)| Device {
+        compute_capability,
+        multiprocessors,
+        shared_bytes_per_multiprocessor: kib * 1024,
+    })
+}
+
+/// Few heads and many, sequences of one row and of millions.
+fn problem() -> impl Strategy<Value = Problem> {
+    let seq_len = prop_oneof![4 => 0..5000_usize, 2 => 5000..200_000_usize, 1 => 1 << 29..=1_usize << 30];
+    let heads = prop_oneof![4 => 1..=64_usize, 1 => 65..=8192_usize];
+    let dtype = proptest::sample::select(&[DType::Bf16, DType::F16][..]);
+    (1..=128_usize, heads, seq_len, 1..=16_usize, 1..=16_usize, dtype)
+        .prop_map(|(b, h, n, d, e, dtype)| Problem::new(b, h, n, 8 * d, 8 * e).dtype(dtype))
+}
+
+fn segments_cover(problem: &Problem, schedule: &Schedule) {
+    let Schedule { segments, segment_len, .. } = *schedule;
+    let (segments, segment_len) = (segments as usize, segment_len as usize);
+    assert!(segments >= 1 && segment_len > 0 && segment_len.is_multiple_of(CHUNK as usize), "{schedule:?}");
+    assert!(segments * segment_len >= problem.seq_len, "rows are left out: {schedule:?}");
+    assert!((segments - 1) * segment_len < problem.seq_len.max(1), "the last segment is empty: {schedule:?}");
+}
+
+/// Dims as the workspace pads them.
+fn padded(dim: usize) -> usize {
+    dim.next_multiple_of(64)
+}
+
+fn check_plan(plan: &Plan) {
+    let problem = plan.problem();
+    let state_bytes = padded(problem.head_dim) * padded(problem.value_dim) * size_of::<f32>();
+    // S forward; S and G backward.
+    for (schedule, num_states) in [(plan.forward(), 1), (plan.backward(), 2)] {
+        segments_cover(problem, schedule);
+        let segments = schedule.segments as usize;
+        let states = if segments > 1 { num_states * problem.batch * problem.heads * segments } else { 0 };
+        assert_eq!(schedule.workspace_bytes, states * state_bytes);
+    }
+    assert_eq!(plan.workspace_bytes(), plan.forward().workspace_bytes.max(plan.backward().workspace_bytes));
+
+    let variants = plan.variants();
+    let passes = launches(plan);
+    for (launches, schedule) in passes.iter().zip([plan.forward(), plan.backward()]) {
+        for Launch { variant, grid, params, .. } in launches {
+            assert!(VARIANTS.contains(variant), "{} is no row of the table", variant.entry);
+            assert!(variants.contains(variant), "{} is launched, yet not listed", variant.entry);
+            let [x, y, z] = *grid;
+            assert!((1..1 << 31).contains(&x) && (1..1 << 16).contains(&y) && z == 1, "{grid:?}");
+            assert_eq!((params.segments, params.segment_len), (schedule.segments, schedule.segment_len));
+        }
+        let cut = launches.iter().any(|launch| launch.variant.op != Op::ChunkOutput);
+        assert_eq!(cut, schedule.segments > 1 && problem.seq_len > 0);
+        assert_eq!(launches.is_empty(), problem.seq_len == 0);
+    }
+    let launched: Vec<&'static Variant> = passes.iter().flatten().map(|launch| launch.variant).collect();
+    for variant in variants {
+        assert!(problem.seq_len == 0 || launched.contains(&variant), "{} is listed, yet not launched", variant.entry);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_plan(problem in problem(), device in device()) {
+        let plan = Plan::new(&problem, device).unwrap();
+        check_plan(&plan);
+        for schedule in [plan.forward(), plan.backward()] {
+            prop_assert!(schedule.predicted_us <= schedule.uncut_us, "{schedule:?}");
+        }
+        prop_assert_eq!(&plan, &Plan::new(&problem, device).unwrap());
+    }
+
+    #[test]
+    fn pinned_segments(problem in problem(), device in device(), forward in 0..512_u32, backward in 0..512_u32) {
+        let plan = Plan::new(&problem, device).unwrap().with_segments(forward, backward);
+        check_plan(&plan);
+        for (schedule, asked) in [(plan.forward(), forward), (plan.backward(), backward)] {
+            prop_assert!(schedule.segments <= asked.max(1), "{schedule:?}");
+        }
+    }
+
+    #[test]
+    fn slopes_and_scale_do_not_change_the_schedule(problem in problem(), device in device(), scale in -2.0..2.0_f32) {
+        let plan = Plan::new(&problem, device).unwrap();
+        let other = Plan::new(&problem.slopes(Slopes::None).scale(scale), device).unwrap();
+        prop_assert_eq!((plan.forward(), plan.backward()), (other.forward(), other.backward()));
+    }
+}
