@@ -6,7 +6,7 @@
 //! | warpgroup | registers | work, for each chunk |
 //! |---|---|---|
 //! | 0 state | 136 | Sᵀ `[64, D]` in f32: publishes it rounded, then Sᵀ ← λ^64 Sᵀ + (K̄ Z)ᵀ Y |
-//! | 1, 2 output | 160 | alternate: P = X Yᵀ, O = X S, P ⊙ M, O ← Λ O + P Z, store |
+//! | 1, 2 output | 168 | alternate: P = X Yᵀ, O = X S, P ⊙ M, O ← Λ O + P Z, store |
 //! | 3 producer | 40 | one thread issues the loads |
 //!
 //! A operands come from registers (`ldmatrix`), so that shared memory serves B alone: with A from there too it would be the
@@ -98,7 +98,7 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: 
         // SAFETY: one warpgroup of the block.
         unsafe { block.carry_state::<T>(params, &app, decay, thread) };
     } else {
-        setmaxnreg_inc::<160>();
+        setmaxnreg_inc::<168>();
         // SAFETY: two warpgroups of the block, numbered.
         unsafe { block.output::<T>(params.scale, decay, warpgroup - 1, thread) };
     }
@@ -129,6 +129,12 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
     fn tensor_row(&self, chunk: u32) -> i32 {
         let row = (self.item.first_row + chunk * CHUNK) as i32;
         if self.backwards { self.seq_len as i32 - CHUNK as i32 - row } else { row }
+    }
+
+    /// Whether a chunk has fewer rows than its tile.
+    #[inline(always)]
+    fn is_short(&self, chunk: u32) -> bool {
+        self.item.first_row + (chunk + 1) * CHUNK > self.seq_len
     }
 
     /// Loads Y and Z of every chunk, and X of this block's own.
@@ -387,11 +393,11 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
             // c P ⊙ M as the next A operand
             wgmma_wait_group::<1, 32>(&mut p);
             let mut a = [0; 16];
-            unroll!(J in 8 {
-                // rows + 8 are 8 further from the same column
-                let (near, far) = (mask[J + 1], mask[J]);
-                a[2 * J] = T::pack(p[4 * J] * near[0], p[4 * J + 1] * near[1]);
-                a[2 * J + 1] = T::pack(p[4 * J + 2] * far[0], p[4 * J + 3] * far[1]);
+            unroll!(I in 8 {
+                unroll!(HALF in 2 {
+                    let [x, y] = masked(&p, &mask, I, HALF);
+                    a[2 * I + HALF] = T::pack(x, y);
+                });
             });
             wgmma_wait_group::<0, 32>(&mut o);
             // SAFETY: scratch is for this; this warp has read its part of both slots.
@@ -420,6 +426,26 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
                 unsafe { T::wgmma_n64::<1>(&mut o, step(&a, K), z.rows(K as u32), true) };
             });
             wgmma_commit_group();
+            // Over few rows the rounding of P does not average out, so what was rounded off counts too.
+            if self.is_short(chunk) {
+                let mut rest = [0; 16];
+                unroll!(I in 8 {
+                    unroll!(HALF in 2 {
+                        let [x, y] = masked(&p, &mask, I, HALF);
+                        let [lo, hi] = T::unpack(a[2 * I + HALF]);
+                        rest[2 * I + HALF] = T::pack(x - lo, y - hi);
+                    });
+                });
+                wgmma_fence();
+                unroll!(K in 4 {
+                    // SAFETY: as above.
+                    unsafe { T::wgmma_n64::<1>(&mut o, step(&rest, K), z.rows(K as u32), true) };
+                });
+                wgmma_commit_group();
+                wgmma_wait_group::<0, 32>(&mut o);
+                // SAFETY: scratch is for this.
+                unsafe { keep_alive(&rest, self.scratch) };
+            }
             // The store before has left the panel.
             cp_async_bulk_wait_group_read::<0>();
             syncwarp();
@@ -456,6 +482,14 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
         let walked = |d: i32| if self.backwards { -d } else { d };
         [decay.pow_causal(walked(distance)), decay.pow_causal(walked(distance - 1))]
     }
+}
+
+/// P ⊙ M at this lane's two columns of 8 columns `i`, in its first or second row. The second row is 8 further down, which
+/// is as far from a column as the first from the one 8 before.
+#[inline(always)]
+fn masked(p: &[f32; 32], mask: &[[f32; 2]; 9], i: usize, second: usize) -> [f32; 2] {
+    let m = mask[i + 1 - second];
+    [p[4 * i + 2 * second] * m[0], p[4 * i + 2 * second + 1] * m[1]]
 }
 
 /// A fragments of step `k`.
