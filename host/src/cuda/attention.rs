@@ -2,16 +2,16 @@ use core::fmt;
 
 use cust::stream::Stream;
 use cust::sys::{self, CUstream};
-use lightning_attention_kernels::abi::TensorMaps;
+use lightning_attention_kernels::abi::{TensorMap, TensorMapSource, TensorMaps};
 
-use super::driver::{self, Memory};
+use super::driver::{self, Memory, TensorMapEncoder};
 use super::launch::launch;
 use super::module::Kernel;
 use super::view::{DeviceElement, DeviceView, DeviceViewMut, RawTensor};
 use super::{Engine, LoadTime};
 use crate::plan::{Auxiliary, Launch, Launches, ROW_ALIGNMENT};
 use crate::problem::Region;
-use crate::{Backward, Error, Forward, Plan, Problem, Result};
+use crate::{Backward, DType, Error, Forward, Plan, Problem, Result};
 
 /// A problem made ready on a GPU: kernels loaded, slopes and workspace in device memory. Runs any number of passes.
 ///
@@ -23,6 +23,7 @@ pub struct Attention {
     kernels: Vec<Kernel>,
     auxiliary: Auxiliary,
     check_pointers: bool,
+    tensor_maps: MapCache,
     // Fields drop in this order: memory before the engine that may be its context's last owner.
     _slopes: Memory,
     _workspace: Option<Memory>,
@@ -35,7 +36,17 @@ impl Attention {
         let kernels =
             plan.variants().into_iter().map(|v| engine.shared.modules.kernel(v)).collect::<Result<Vec<Kernel>>>()?;
         let auxiliary = Auxiliary { slopes: slopes.address(), workspace };
-        Ok(Attention { plan, kernels, auxiliary, check_pointers: true, _slopes: slopes, _workspace: owned, engine })
+        let tensor_maps = MapCache::new(engine.shared.tensor_maps, plan.problem().dtype);
+        Ok(Attention {
+            plan,
+            kernels,
+            auxiliary,
+            check_pointers: true,
+            tensor_maps,
+            _slopes: slopes,
+            _workspace: owned,
+            engine,
+        })
     }
 
     /// The problem.
@@ -172,7 +183,7 @@ impl Attention {
         unsafe { self.backward_regions(stream, regions, self.check_pointers) }
     }
 
-    unsafe fn forward_regions(&self, stream: CUstream, t: Forward<Region, Region>, pointers: bool) -> Result<()> {
+    unsafe fn forward_regions(&mut self, stream: CUstream, t: Forward<Region, Region>, pointers: bool) -> Result<()> {
         self.problem().check_forward(&t, ROW_ALIGNMENT)?;
         let regions = [("q", t.q), ("k", t.k), ("v", t.v), ("o", t.o)];
         let launches = self.plan.forward_launches(&t, self.auxiliary);
@@ -180,7 +191,7 @@ impl Attention {
         unsafe { self.enqueue(stream, &launches, if pointers { &regions } else { &[] }) }
     }
 
-    unsafe fn backward_regions(&self, stream: CUstream, t: Backward<Region, Region>, pointers: bool) -> Result<()> {
+    unsafe fn backward_regions(&mut self, stream: CUstream, t: Backward<Region, Region>, pointers: bool) -> Result<()> {
         self.problem().check_backward(&t, ROW_ALIGNMENT)?;
         let regions = [("q", t.q), ("k", t.k), ("v", t.v), ("do_", t.do_), ("dq", t.dq), ("dk", t.dk), ("dv", t.dv)];
         let launches = self.plan.backward_launches(&t, self.auxiliary);
@@ -190,42 +201,31 @@ impl Attention {
 
     /// # Safety
     /// That of [`launch`] for each of `launches`.
-    unsafe fn enqueue(&self, stream: CUstream, launches: &Launches, pointers: &[(&'static str, Region)]) -> Result<()> {
+    unsafe fn enqueue(
+        &mut self,
+        stream: CUstream,
+        launches: &Launches,
+        pointers: &[(&'static str, Region)],
+    ) -> Result<()> {
         if launches.iter().next().is_none() {
             return Ok(());
         }
-        let context = &self.engine.shared.context;
+        let Attention { kernels, tensor_maps, engine, .. } = self;
+        let context = &engine.shared.context;
         context.with(|| {
             context.check_stream(stream)?;
             for &(argument, region) in pointers {
                 context.check_pointer(argument, region.address)?;
             }
             for next in launches.iter() {
-                let kernel = self.kernels.iter().find(|kernel| kernel.variant.entry == next.variant.entry);
+                let kernel = kernels.iter().find(|kernel| kernel.variant.entry == next.variant.entry);
                 let kernel = kernel.expect("`Plan::variants` names every kernel of a plan's launches");
-                let tensor_maps = self.tensor_maps(next)?;
+                let tensor_maps = tensor_maps.of(next)?;
                 // SAFETY: the context is current and the stream is its own; the rest is this function's contract.
                 unsafe { launch(*kernel, next, tensor_maps, stream)? };
             }
             Ok(())
         })
-    }
-
-    /// The tensor maps of a launch whose kernel takes them.
-    fn tensor_maps(&self, launch: &Launch) -> Result<Option<TensorMaps>> {
-        let sources = launch.tensor_maps();
-        if sources.is_empty() {
-            return Ok(None);
-        }
-        let Some(encoder) = self.engine.shared.tensor_maps else {
-            let name = "this driver makes no tensor maps; pin the portable kernels".to_string();
-            return Err(Error::Driver { call: "cuGetProcAddress", name, code: 500 });
-        };
-        let mut maps = TensorMaps::default();
-        for (map, source) in maps.0.iter_mut().zip(sources) {
-            *map = encoder.encode(source, self.problem().dtype)?;
-        }
-        Ok(Some(maps))
     }
 
     /// Waits even after an error: a launch before the one that failed may still run.
@@ -235,6 +235,55 @@ impl Attention {
         let synchronize = || unsafe { sys::cuStreamSynchronize(stream.as_inner()) };
         let waited = context.with(|| driver::check("cuStreamSynchronize", synchronize()));
         enqueued.and(waited)
+    }
+}
+
+/// Tensor maps already made: callers pass the same tensors again and again, and a pass uses most of them several times.
+#[derive(Debug)]
+struct MapCache {
+    encoder: Option<TensorMapEncoder>,
+    dtype: DType,
+    made: Vec<(TensorMapSource, TensorMap)>,
+    oldest: usize,
+}
+
+impl MapCache {
+    /// Those of a forward and a backward pass, twice over.
+    const CAPACITY: usize = 32;
+
+    fn new(encoder: Option<TensorMapEncoder>, dtype: DType) -> Self {
+        MapCache { encoder, dtype, made: Vec::with_capacity(Self::CAPACITY), oldest: 0 }
+    }
+
+    /// The tensor maps of a launch whose kernel takes them.
+    fn of(&mut self, launch: &Launch) -> Result<Option<TensorMaps>> {
+        let sources = launch.tensor_maps();
+        if sources.is_empty() {
+            return Ok(None);
+        }
+        let mut maps = TensorMaps::default();
+        for (map, source) in maps.0.iter_mut().zip(sources) {
+            *map = self.get(source)?;
+        }
+        Ok(Some(maps))
+    }
+
+    fn get(&mut self, source: &TensorMapSource) -> Result<TensorMap> {
+        if let Some((_, map)) = self.made.iter().find(|(made, _)| made == source) {
+            return Ok(*map);
+        }
+        let Some(encoder) = self.encoder else {
+            let name = "this driver makes no tensor maps; pin the portable kernels".to_string();
+            return Err(Error::Driver { call: "cuGetProcAddress", name, code: 500 });
+        };
+        let map = encoder.encode(source, self.dtype)?;
+        if self.made.len() < Self::CAPACITY {
+            self.made.push((*source, map));
+        } else {
+            self.made[self.oldest] = (*source, map);
+            self.oldest = (self.oldest + 1) % Self::CAPACITY;
+        }
+        Ok(map)
     }
 }
 
