@@ -65,11 +65,11 @@ mod grid {
     fn plans(planned: &Plan) -> Vec<Plan> {
         let mut plans = vec![planned.clone()];
         let segments = [1, 2, 3, 4, 5, 6, 8, 11, 16, 22, 33, 66, 132];
-        for family in [Arch::Sm90, Arch::Sm80] {
+        for (family, value_tile) in [(Arch::Sm90, 64), (Arch::Sm90, 128), (Arch::Sm80, 64)] {
             for sharers in 1..=if family == Arch::Sm90 { 4 } else { 1 } {
                 for segments in segments {
                     let plan = planned.clone().with_family(family).with_segments(segments, segments);
-                    let plan = if family == Arch::Sm90 { plan.with_sharers(sharers) } else { plan };
+                    let plan = plan.with_sharers(sharers, value_tile);
                     let blocks = planned.problem().batch * planned.problem().heads * (segments * sharers) as usize;
                     if !plans.contains(&plan) && (segments * sharers == 1 || blocks <= 1056) {
                         plans.push(plan);
@@ -84,7 +84,20 @@ mod grid {
         let options = Options::parse();
         let gpu = Gpu::new(0)?;
         let mut csv = csv::Writer::from_writer(Vec::new());
-        csv.write_record(["pass", "b", "h", "n", "d", "e", "family", "segments", "sharers", "ms", "predicted_ms"])?;
+        csv.write_record([
+            "pass",
+            "b",
+            "h",
+            "n",
+            "d",
+            "e",
+            "family",
+            "segments",
+            "sharers",
+            "value_tiles",
+            "ms",
+            "predicted_ms",
+        ])?;
         let shapes = if options.shapes.is_empty() { grid() } else { options.shapes };
         let mut worst: f64 = 1.0;
         for shape in shapes {
@@ -102,13 +115,17 @@ mod grid {
                     let ms = gpu.pass_ms_of(&mut attention, &sets, pass, REPETITIONS)?;
                     timed.push((ms, schedule));
                     let Shape { batch, heads, seq_len, head_dim, value_dim } = shape;
-                    let sharers = &schedule.sharers[..if pass == Pass::Forward { 1 } else { 3 }];
+                    let list = |values: [u32; 3]| {
+                        let values = &values[..if pass == Pass::Forward { 1 } else { 3 }];
+                        values.iter().map(u32::to_string).collect::<Vec<_>>().join("+")
+                    };
                     csv.serialize((
                         pass.name(),
                         (batch, heads, seq_len, head_dim, value_dim),
                         format!("{:?}", schedule.arch),
                         schedule.segments,
-                        sharers.iter().map(u32::to_string).collect::<Vec<_>>().join("+"),
+                        list(schedule.sharers),
+                        list(schedule.value_tiles),
                         format!("{ms:.4}"),
                         format!("{:.4}", schedule.predicted_us / 1e3),
                     ))?;
@@ -118,7 +135,10 @@ mod grid {
                 let ratio = planned.0 / timed[0].0;
                 worst = worst.max(ratio);
                 let show = |(ms, s): (f64, lightning_attention::plan::Schedule)| {
-                    format!("{ms:.4} ms {:?} {} segments {:?} sharers", s.arch, s.segments, s.sharers)
+                    format!(
+                        "{ms:.4} ms {:?} {} segments {:?} sharers {:?}",
+                        s.arch, s.segments, s.sharers, s.value_tiles
+                    )
                 };
                 println!(
                     "{shape:<21} {:<8} {ratio:.3}  planned {} ({:.4} predicted)  best {}",

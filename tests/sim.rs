@@ -25,12 +25,14 @@ struct Simulator {
     segments: Option<u32>,
     /// Pins the number of blocks that share a segment.
     sharers: Option<u32>,
+    /// Value columns of a slab, where sharers are pinned.
+    value_tile: u32,
     schedule: Schedule,
 }
 
 impl Simulator {
     fn of(device: Device) -> Self {
-        Simulator { device, segments: None, sharers: None, schedule: Schedule::default() }
+        Simulator { device, segments: None, sharers: None, value_tile: 64, schedule: Schedule::default() }
     }
 }
 
@@ -76,7 +78,7 @@ impl Simulator {
             plan = plan.with_segments(segments, segments);
         }
         if let Some(sharers) = self.sharers {
-            plan = plan.with_sharers(sharers);
+            plan = plan.with_sharers(sharers, self.value_tile);
         }
         let slopes = Buffer::new(problem.validate()?);
         let workspace = Buffer::new(vec![f32::NAN; plan.workspace_bytes() / 4]);
@@ -176,6 +178,20 @@ fn any_number_of_sharers() {
     for sharers in [1, 2, 3] {
         let simulator = Simulator { segments: Some(2), sharers: Some(sharers), ..Simulator::of(HOPPER) };
         run_cases(&long_cases(), &simulator);
+    }
+}
+
+#[test]
+fn wide_slabs() {
+    let wide = Simulator { value_tile: 128, ..Simulator::of(HOPPER) };
+    let cases = |n| {
+        [(DType::Bf16, 128, 128), (DType::F16, 96, 104)].map(|(dtype, d, e)| {
+            Case::new("wide slabs", dtype, [1, 6, n, d, e]).slopes(Slopes::Custom(SLOPES.to_vec()))
+        })
+    };
+    for sharers in [1, 2] {
+        run_cases(&cases(129), &Simulator { sharers: Some(sharers), ..wide });
+        run_cases(&cases(273), &Simulator { segments: Some(2), sharers: Some(sharers), ..wide });
     }
 }
 

@@ -76,7 +76,7 @@ pub struct Params {
     pub segments: u32,
     /// Rows of every segment but the last; a multiple of the chunk.
     pub segment_len: u32,
-    /// Value-dim slabs of 64 columns, one per block.
+    /// Value-dim slabs, one per block, of the kernel's value tile.
     pub slabs: u32,
     /// Blocks that share a slab of a segment: each carries the state along, and outputs every so manieth chunk.
     pub sharers: u32,

@@ -34,7 +34,7 @@ pub enum ElementType {
 
 /// Rows of a chunk: the tile height.
 pub const CHUNK: u32 = 64;
-/// Value-dim columns of one block.
+/// Value-dim columns of one block of most kernels.
 pub const SLAB: u32 = 64;
 /// State elements of one scan block: four for each thread.
 pub const SCAN_ELEMENTS: u32 = 4 * 128;
@@ -52,6 +52,8 @@ pub struct Variant {
     pub element: ElementType,
     /// Key-dim tile: 64 or 128 (0 where it does not apply).
     pub key_tile: u32,
+    /// Value-dim columns of one block, a slab: 64 or 128 (0 where it does not apply).
+    pub value_tile: u32,
     /// Threads per block.
     pub threads: u32,
     /// Blocks per multiprocessor that the register budget is set for (`.minnctapersm`).
@@ -61,23 +63,25 @@ pub struct Variant {
 }
 
 /// Calls `$callback!` with every row of the table:
-/// `entry: op, arch, element, key tile, stages, threads, min blocks;`
+/// `entry: op, arch, element, key tile, value tile, stages, threads, min blocks;`
 macro_rules! for_each_variant {
     ($callback:ident) => {
         $callback! {
-            chunk_state_sm80_bf16_d64:   ChunkState,  Sm80, Bf16, 64,  3, 128, 4;
-            chunk_state_sm80_bf16_d128:  ChunkState,  Sm80, Bf16, 128, 3, 128, 3;
-            chunk_state_sm80_f16_d64:    ChunkState,  Sm80, F16,  64,  3, 128, 4;
-            chunk_state_sm80_f16_d128:   ChunkState,  Sm80, F16,  128, 3, 128, 3;
-            chunk_output_sm80_bf16_d64:  ChunkOutput, Sm80, Bf16, 64,  2, 128, 3;
-            chunk_output_sm80_bf16_d128: ChunkOutput, Sm80, Bf16, 128, 2, 128, 2;
-            chunk_output_sm80_f16_d64:   ChunkOutput, Sm80, F16,  64,  2, 128, 3;
-            chunk_output_sm80_f16_d128:  ChunkOutput, Sm80, F16,  128, 2, 128, 2;
-            chunk_output_sm90_bf16_d64:  ChunkOutput, Sm90, Bf16, 64,  6, 512, 1;
-            chunk_output_sm90_bf16_d128: ChunkOutput, Sm90, Bf16, 128, 6, 512, 1;
-            chunk_output_sm90_f16_d64:   ChunkOutput, Sm90, F16,  64,  6, 512, 1;
-            chunk_output_sm90_f16_d128:  ChunkOutput, Sm90, F16,  128, 6, 512, 1;
-            state_scan_sm80_f32_d0:      StateScan,   Sm80, F32,  0,   0, 128, 8;
+            chunk_state_sm80_bf16_d64:   ChunkState,  Sm80, Bf16, 64, 64,  3, 128, 4;
+            chunk_state_sm80_bf16_d128:  ChunkState,  Sm80, Bf16, 128, 64, 3, 128, 3;
+            chunk_state_sm80_f16_d64:    ChunkState,  Sm80, F16,  64, 64,  3, 128, 4;
+            chunk_state_sm80_f16_d128:   ChunkState,  Sm80, F16,  128, 64, 3, 128, 3;
+            chunk_output_sm80_bf16_d64:  ChunkOutput, Sm80, Bf16, 64, 64,  2, 128, 3;
+            chunk_output_sm80_bf16_d128: ChunkOutput, Sm80, Bf16, 128, 64, 2, 128, 2;
+            chunk_output_sm80_f16_d64:   ChunkOutput, Sm80, F16,  64, 64,  2, 128, 3;
+            chunk_output_sm80_f16_d128:  ChunkOutput, Sm80, F16,  128, 64, 2, 128, 2;
+            chunk_output_sm90_bf16_d64:  ChunkOutput, Sm90, Bf16, 64, 64,  6, 512, 1;
+            chunk_output_sm90_bf16_d128: ChunkOutput, Sm90, Bf16, 128, 64, 6, 512, 1;
+            chunk_output_sm90_f16_d64:   ChunkOutput, Sm90, F16,  64, 64,  6, 512, 1;
+            chunk_output_sm90_f16_d128:  ChunkOutput, Sm90, F16,  128, 64, 6, 512, 1;
+            chunk_output_sm90_bf16_d128_e128: ChunkOutput, Sm90, Bf16, 128, 128, 3, 512, 1;
+            chunk_output_sm90_f16_d128_e128: ChunkOutput, Sm90, F16, 128, 128, 3, 512, 1;
+            state_scan_sm80_f32_d0:      StateScan,   Sm80, F32,  0, 0,   0, 128, 8;
         }
     };
 }
@@ -86,7 +90,7 @@ macro_rules! for_each_variant {
 pub(crate) use for_each_variant;
 
 macro_rules! rows {
-    ($($entry:ident: $op:ident, $arch:ident, $element:ident, $key_tile:literal, $stages:literal, $threads:literal, $min_blocks:literal;)*) => {
+    ($($entry:ident: $op:ident, $arch:ident, $element:ident, $key_tile:literal, $value_tile:literal, $stages:literal, $threads:literal, $min_blocks:literal;)*) => {
         /// Every kernel there is.
         pub const VARIANTS: &[Variant] = &[$(Variant {
             entry: stringify!($entry),
@@ -94,9 +98,10 @@ macro_rules! rows {
             arch: Arch::$arch,
             element: ElementType::$element,
             key_tile: $key_tile,
+            value_tile: $value_tile,
             threads: $threads,
             min_blocks: $min_blocks,
-            shared_bytes: shared_bytes(Op::$op, Arch::$arch, $key_tile, $stages),
+            shared_bytes: shared_bytes(Op::$op, Arch::$arch, $key_tile, $value_tile, $stages),
         }),*];
     };
 }
@@ -104,13 +109,13 @@ for_each_variant!(rows);
 
 /// Dynamic shared memory of a kernel: its ring of stages, and the 16-bit copy of the state. On Hopper also a ring of X,
 /// a second copy of the state, panels for two warpgroups' outputs, and the barriers.
-const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, stages: u32) -> u32 {
-    let (x, z) = (CHUNK * key_tile * 2, CHUNK * SLAB * 2);
+const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, value_tile: u32, stages: u32) -> u32 {
+    let (x, z, s) = (CHUNK * key_tile * 2, CHUNK * value_tile * 2, key_tile * value_tile * 2);
     match (op, arch) {
         (Op::ChunkState, _) => stages * (x + z),
         (Op::StateScan, _) => 0,
-        (Op::ChunkOutput, Arch::Sm80) => stages * (2 * x + z) + key_tile * SLAB * 2,
-        (Op::ChunkOutput, Arch::Sm90) => stages * (x + z) + 2 * x + 2 * key_tile * SLAB * 2 + 2 * z + BARRIER_BYTES,
+        (Op::ChunkOutput, Arch::Sm80) => stages * (2 * x + z) + s,
+        (Op::ChunkOutput, Arch::Sm90) => stages * (x + z) + 2 * x + 2 * s + 2 * CHUNK * SLAB * 2 + BARRIER_BYTES,
     }
 }
 

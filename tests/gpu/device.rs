@@ -50,7 +50,8 @@ pub struct Cuda {
 pub struct Pinned {
     pub family: Option<Arch>,
     pub segments: Option<u32>,
-    pub sharers: Option<u32>,
+    /// Sharers, and value columns of a slab.
+    pub sharers: Option<(u32, u32)>,
 }
 
 impl Pinned {
@@ -62,8 +63,8 @@ impl Pinned {
         if let Some(segments) = self.segments {
             plan = plan.with_segments(segments, segments);
         }
-        if let Some(sharers) = self.sharers {
-            plan = plan.with_sharers(sharers);
+        if let Some((sharers, value_tile)) = self.sharers {
+            plan = plan.with_sharers(sharers, value_tile);
         }
         plan
     }
@@ -77,8 +78,8 @@ impl core::fmt::Display for Pinned {
         if let Some(segments) = self.segments {
             write!(f, " in {segments} segments")?;
         }
-        if let Some(sharers) = self.sharers {
-            write!(f, " shared by {sharers}")?;
+        if let Some((sharers, value_tile)) = self.sharers {
+            write!(f, " shared by {sharers} in slabs of {value_tile}")?;
         }
         Ok(())
     }

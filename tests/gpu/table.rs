@@ -69,8 +69,10 @@ fn pinned_segments() {
 
 #[test]
 fn pinned_sharers() {
-    for sharers in [1, 2, 3] {
-        tables(Pinned { segments: Some(2), sharers: Some(sharers), ..Pinned::default() });
+    for sharers in [(1, 64), (2, 64), (3, 64), (1, 128), (2, 128)] {
+        let pinned = Pinned { segments: Some(2), sharers: Some(sharers), ..Pinned::default() };
+        tables(pinned);
+        run("dims", both(cases::dims), pinned);
     }
 }
 

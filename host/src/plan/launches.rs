@@ -165,7 +165,7 @@ impl Pass<'_> {
             seq_len: problem.seq_len as u32,
             segments: self.schedule.segments,
             segment_len: self.schedule.segment_len,
-            slabs: operations[0].application.value_dim.div_ceil(SLAB),
+            slabs: operations[0].application.value_dim.div_ceil(variant.value_tile.max(1)),
             sharers,
             ..Params::default()
         };
@@ -190,8 +190,8 @@ impl Pass<'_> {
             return;
         }
         let problem = &self.plan.problem;
-        for (op, key_tile) in [(Op::ChunkState, tile(problem.head_dim)), (Op::StateScan, 0)] {
-            launches.push(self.launch(find(op, Arch::Sm80, problem.dtype, key_tile), operations, 1));
+        for (op, key_tile, value_tile) in [(Op::ChunkState, tile(problem.head_dim), SLAB), (Op::StateScan, 0, 0)] {
+            launches.push(self.launch(find(op, Arch::Sm80, problem.dtype, key_tile, value_tile), operations, 1));
         }
     }
 
@@ -203,7 +203,8 @@ impl Pass<'_> {
         let together = |a: &Operation, b: &Operation| arch == Arch::Sm80 && key_tile(a) == key_tile(b);
         let mut index = 0;
         for group in operations.chunk_by(together) {
-            let variant = find(Op::ChunkOutput, arch, self.plan.problem.dtype, key_tile(&group[0]));
+            let value_tile = self.schedule.value_tiles[index];
+            let variant = find(Op::ChunkOutput, arch, self.plan.problem.dtype, key_tile(&group[0]), value_tile);
             launches.push(self.launch(variant, group, self.schedule.sharers[index]));
             index += group.len();
         }

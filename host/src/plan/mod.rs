@@ -10,7 +10,7 @@ use lightning_attention_kernels::variants::{Arch, CHUNK, ElementType, Op, SLAB, 
 
 use crate::view::DType;
 use crate::{Error, Problem, Result};
-use cost::{cost, schedule};
+use cost::{Pinned, cost, schedule};
 pub use launches::{Auxiliary, Launch, Launches};
 
 /// Bytes to which every row of a tensor is aligned on the device.
@@ -50,6 +50,8 @@ pub struct Schedule {
     pub segment_len: u32,
     /// Blocks that share a slab of a segment, for each output of the pass (o; dq, dk, dv).
     pub sharers: [u32; MAX_APPLICATIONS],
+    /// Value columns of a slab, for each output of the pass.
+    pub value_tiles: [u32; MAX_APPLICATIONS],
     /// f32 states kept between the kernels of the pass, bytes.
     pub workspace_bytes: usize,
     /// What the cost model expects, microseconds on an H200.
@@ -108,17 +110,22 @@ impl Plan {
     /// The plan with the number of segments pinned, forward and backward, for tests and tuning. Clamped to what the
     /// sequence length allows.
     pub fn with_segments(mut self, forward: u32, backward: u32) -> Self {
-        self.forward = cost(&self.problem, &self.device, self.forward.arch, &FORWARD, forward, None);
-        self.backward = cost(&self.problem, &self.device, self.backward.arch, &BACKWARD, backward, None);
+        self.forward = self.repin(&self.forward, &FORWARD, forward, Pinned::default());
+        self.backward = self.repin(&self.backward, &BACKWARD, backward, Pinned::default());
         self
     }
 
-    /// The plan with the number of blocks that share a slab of a segment pinned, for tests and tuning. Only kernels of
-    /// [`Arch::Sm90`] share.
-    pub fn with_sharers(mut self, sharers: u32) -> Self {
-        let pin = |s: &Schedule, roles| cost(&self.problem, &self.device, s.arch, roles, s.segments, Some(sharers));
-        (self.forward, self.backward) = (pin(&self.forward, &FORWARD), pin(&self.backward, &BACKWARD));
+    /// The plan with the number of blocks that share a slab of a segment pinned, and the value columns of a slab, for
+    /// tests and tuning. Only kernels of [`Arch::Sm90`] share; slabs of 128 columns are for dims above 64.
+    pub fn with_sharers(mut self, sharers: u32, value_tile: u32) -> Self {
+        let pinned = Pinned { sharers: Some(sharers), value_tile: Some(value_tile) };
+        self.forward = self.repin(&self.forward, &FORWARD, self.forward.segments, pinned);
+        self.backward = self.repin(&self.backward, &BACKWARD, self.backward.segments, pinned);
         self
+    }
+
+    fn repin(&self, schedule: &Schedule, roles: &[Role], segments: u32, pinned: Pinned) -> Schedule {
+        cost(&self.problem, &self.device, schedule.arch, roles, segments, pinned)
     }
 
     /// The problem that was planned.
@@ -152,11 +159,11 @@ impl Plan {
         };
         for (schedule, roles) in [(&self.forward, &FORWARD[..]), (&self.backward, &BACKWARD[..])] {
             if schedule.segments > 1 {
-                push(find(Op::ChunkState, Arch::Sm80, dtype, tile(self.problem.head_dim)));
-                push(find(Op::StateScan, Arch::Sm80, dtype, 0));
+                push(find(Op::ChunkState, Arch::Sm80, dtype, tile(self.problem.head_dim), SLAB));
+                push(find(Op::StateScan, Arch::Sm80, dtype, 0, 0));
             }
-            for role in roles {
-                push(find(Op::ChunkOutput, schedule.arch, dtype, tile(role.dims(&self.problem).0)));
+            for (role, &value_tile) in roles.iter().zip(&schedule.value_tiles) {
+                push(find(Op::ChunkOutput, schedule.arch, dtype, tile(role.dims(&self.problem).0), value_tile));
             }
         }
         variants
@@ -182,12 +189,13 @@ impl fmt::Display for Plan {
         for (name, s, roles) in [("forward", &self.forward, 1), ("backward", &self.backward, 3)] {
             writeln!(
                 f,
-                "{name}: {:?}, {} segment(s) of {} rows, {:?} sharing, predicted {:.0} µs against {:.0} µs uncut, \
+                "{name}: {:?}, {} segment(s) of {} rows, {:?} sharing slabs of {:?}, predicted {:.0} µs against {:.0} µs uncut, \
                  workspace {} bytes",
                 s.arch,
                 s.segments,
                 s.segment_len,
                 &s.sharers[..roles],
+                &s.value_tiles[..roles],
                 s.predicted_us,
                 s.uncut_us,
                 s.workspace_bytes
@@ -237,11 +245,10 @@ fn tile(dim: usize) -> u32 {
     (dim as u32).next_multiple_of(SLAB)
 }
 
-fn find(op: Op, arch: Arch, dtype: DType, key_tile: u32) -> &'static Variant {
+fn find(op: Op, arch: Arch, dtype: DType, key_tile: u32, value_tile: u32) -> &'static Variant {
     let wanted = |v: &&Variant| {
-        v.op == op
-            && v.arch == arch
-            && (op == Op::StateScan || (Some(v.element) == element(dtype) && v.key_tile == key_tile))
+        (v.op, v.arch, v.key_tile, v.value_tile) == (op, arch, key_tile, value_tile)
+            && (op == Op::StateScan || Some(v.element) == element(dtype))
     };
     VARIANTS.iter().find(wanted).expect("Plan::new admits only what the table covers")
 }

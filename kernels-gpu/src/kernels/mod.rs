@@ -80,16 +80,16 @@ pub type Body = unsafe fn(&Params, *const TensorMap);
 
 /// The body of a table row.
 macro_rules! body {
-    (ChunkState, Sm80, $element:ident, $d:literal, $stages:literal) => {
+    (ChunkState, Sm80, $element:ident, $d:literal, $e:literal, $stages:literal) => {
         chunk_state::sm80::chunk_state::<crate::element::$element, $d, $stages>
     };
-    (ChunkOutput, Sm80, $element:ident, $d:literal, $stages:literal) => {
+    (ChunkOutput, Sm80, $element:ident, $d:literal, $e:literal, $stages:literal) => {
         chunk_output::sm80::chunk_output::<crate::element::$element, $d, $stages>
     };
-    (ChunkOutput, Sm90, $element:ident, $d:literal, $stages:literal) => {
-        chunk_output::sm90::chunk_output::<crate::element::$element, $d, $stages>
+    (ChunkOutput, Sm90, $element:ident, $d:literal, $e:literal, $stages:literal) => {
+        chunk_output::sm90::chunk_output::<crate::element::$element, $d, $e, $stages>
     };
-    (StateScan, Sm80, $element:ident, $d:literal, $stages:literal) => {
+    (StateScan, Sm80, $element:ident, $d:literal, $e:literal, $stages:literal) => {
         state_scan::state_scan
     };
 }
@@ -128,18 +128,18 @@ macro_rules! entry {
 }
 
 macro_rules! entries {
-    ($($entry:ident: $op:ident, $arch:ident, $element:ident, $d:literal, $stages:literal, $threads:literal, $blocks:literal;)*) => {
+    ($($entry:ident: $op:ident, $arch:ident, $element:ident, $d:literal, $e:literal, $stages:literal, $threads:literal, $blocks:literal;)*) => {
         #[cfg(target_arch = "nvptx64")]
         mod entries {
             use super::*;
-            $(entry!($arch, $entry, body!($op, $arch, $element, $d, $stages));)*
+            $(entry!($arch, $entry, body!($op, $arch, $element, $d, $e, $stages));)*
         }
 
         /// The kernel of that entry name, to run on the simulator.
         #[cfg(not(target_arch = "nvptx64"))]
         pub fn body_of(entry: &str) -> Option<Body> {
             match entry {
-                $(stringify!($entry) => Some(body!($op, $arch, $element, $d, $stages)),)*
+                $(stringify!($entry) => Some(body!($op, $arch, $element, $d, $e, $stages)),)*
                 _ => None,
             }
         }

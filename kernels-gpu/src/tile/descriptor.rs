@@ -22,10 +22,10 @@ impl Descriptor {
         Descriptor(((operand & 0x3_ffff) >> 4) as u64 | leading << 16 | stride << 32 | 1 << 62)
     }
 
-    /// Step `k` of 16 of an operand stored `[n, k]`: 32 bytes on in a row; four steps to a panel.
+    /// Step `k` of 16 of an operand stored `[n, k]`: 32 bytes on in a row; four steps to a panel, of `panel_bytes`.
     #[inline(always)]
-    pub const fn columns(self, step: u32) -> u64 {
-        self.0 + ((step % 4) * 2 + (step / 4) * (PANEL_BYTES / 16)) as u64
+    pub const fn columns(self, step: u32, panel_bytes: u32) -> u64 {
+        self.0 + ((step % 4) * 2 + (step / 4) * (panel_bytes / 16)) as u64
     }
 
     /// Step `k` of 16 of an operand stored `[k, n]`: 16 rows on.
@@ -46,7 +46,7 @@ mod tests {
         assert_eq!((d.0 >> 16 & 0x3fff) << 4, 8192);
         assert_eq!((d.0 >> 32 & 0x3fff) << 4, 1024);
         assert_eq!(d.0 >> 62, 1);
-        assert_eq!((d.columns(5) - d.0) << 4, 8192 + 32);
+        assert_eq!((d.columns(5, 8192) - d.0) << 4, 8192 + 32);
         assert_eq!((d.rows(3) - d.0) << 4, 3 * 2048);
     }
 }

@@ -36,8 +36,14 @@ impl BlockAddress {
     /// Address of the block at `row` (a multiple of 8) and column `16 · block`, counting panels of 4 blocks.
     #[inline(always)]
     pub fn at(self, operand: u32, row: u32, block: u32) -> u32 {
+        self.at_of_tall(operand, row, block, PANEL_BYTES)
+    }
+
+    /// The same in an operand whose panels of `panel_bytes` have more or fewer than 64 rows.
+    #[inline(always)]
+    pub fn at_of_tall(self, operand: u32, row: u32, block: u32, panel_bytes: u32) -> u32 {
         // The block's two units are even and odd, so adding them is a XOR, which commutes with the swizzle.
-        operand + (self.0 ^ ((block & 3) << 5)) + row * ROW_BYTES + (block >> 2) * PANEL_BYTES
+        operand + (self.0 ^ ((block & 3) << 5)) + row * ROW_BYTES + (block >> 2) * panel_bytes
     }
 }
 

@@ -1,23 +1,23 @@
 //! Hopper schedule: warp-specialised `wgmma` fed by TMA.
 //!
-//! Block: four warpgroups, one slab of 64 value columns of one segment. Where there are fewer segments than multiprocessors
+//! Block: four warpgroups, one slab of `E` = 64 or 128 value columns of one segment. Where there are fewer segments than multiprocessors
 //! several blocks share one: all carry the state along, each outputs every `sharers`-th chunk, and none waits for another.
 //!
-//! | warpgroup | registers | work, for each chunk |
-//! |---|---|---|
-//! | 0 state | 136 | Sᵀ `[64, D]` in f32: publishes it rounded, then Sᵀ ← λ^64 Sᵀ + (K̄ Z)ᵀ Y |
-//! | 1, 2 output | 168 | alternate: P = X Yᵀ, O = X S, P ⊙ M, O ← Λ O + P Z, store |
-//! | 3 producer | 40 | one thread issues the loads |
+//! | warpgroup, `E` = 64 | 128 | registers | work, for each chunk |
+//! |---|---|---|---|
+//! | 0 state | 0, 1 | 136 | 64 rows of Sᵀ `[E, D]` in f32: publishes them rounded, then Sᵀ ← λ^64 Sᵀ + (K̄ Z)ᵀ Y |
+//! | 1, 2 output | 2 | 168, 200 | P = X Yᵀ, O = X S, P ⊙ M, O ← Λ O + P Z, store; two of them alternate |
+//! | 3 producer | 3 | 40 | one thread issues the loads |
 //!
 //! A operands come from registers (`ldmatrix`), so that shared memory serves B alone: with A from there too it would be the
 //! limit. Every arrival on a barrier is one warp's; there is no other barrier after the first.
 //!
 //! | shared memory | bytes |
 //! |---|---|
-//! | ring of `STAGES`: Y `[64, D]`, Z `[64, 64]` | `STAGES · (128 D + 8192)` |
+//! | ring of `STAGES`: Y `[64, D]`, Z `[64, E]` | `STAGES · 128 (D + E)` |
 //! | ring of 2: X `[64, D]` | `256 D` |
-//! | ring of 2: Sᵀ `[64, D]` | `256 D` |
-//! | O `[64, 64]` of each output warpgroup | 16384 |
+//! | ring of 2: Sᵀ `[E, D]` | `4 D E` |
+//! | O `[64, E]` of each output warpgroup | 16384 |
 //! | barriers, scratch | 256 |
 //!
 //! Walking backwards, a chunk's rows lie in shared memory in the order of memory, that is reversed; M, Λ and K̄ are
@@ -39,31 +39,32 @@ use crate::tile::descriptor::Descriptor;
 use crate::tile::pipeline::Ring;
 use crate::tile::shared::{BlockAddress, PANEL_BYTES, ROW_BYTES};
 use crate::tile::unroll;
-use crate::variants::{BARRIER_BYTES, CHUNK, SLAB};
+use crate::variants::{BARRIER_BYTES, CHUNK};
 
 /// Warps of a warpgroup: what arrives on a barrier.
 const WARPS: u32 = 4;
-/// Output warpgroups.
-const OUTPUTS: u32 = 2;
-
 /// The kernel.
 ///
 /// # Safety
 /// `params` and `maps` come from a validated plan; the grid is `sharers · slabs · batch · heads · segments` by applications.
 #[inline(always)]
-pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: &Params, maps: *const TensorMap) {
-    let x_bytes = D / 64 * PANEL_BYTES;
+pub unsafe fn chunk_output<T: Element, const D: u32, const E: u32, const STAGES: u32>(
+    params: &Params,
+    maps: *const TensorMap,
+) {
+    const { assert!(E == 64 || E == 128, "a state warpgroup has 64 rows") };
+    let (x_bytes, z_bytes, s_bytes) = (D / 64 * PANEL_BYTES, E / 64 * PANEL_BYTES, 2 * D * E);
     let (thread, base) = (thread_idx_x(), dynamic_smem());
-    let x_slots = base + STAGES * (x_bytes + PANEL_BYTES);
+    let x_slots = base + STAGES * (x_bytes + z_bytes);
     let s_slots = x_slots + 2 * x_bytes;
-    let o_panels = s_slots + 2 * x_bytes;
-    let barriers = o_panels + OUTPUTS * PANEL_BYTES;
+    let o_panels = s_slots + 2 * s_bytes;
+    let barriers = o_panels + 2 * PANEL_BYTES;
     let app = application(params);
     let item = WorkItem::of_block(params);
-    let block = Block::<D, STAGES> {
-        yz: Ring::new(base, x_bytes + PANEL_BYTES, barriers),
+    let block = Block::<D, E, STAGES> {
+        yz: Ring::new(base, x_bytes + z_bytes, barriers),
         x: Ring::new(x_slots, x_bytes, barriers + Ring::<STAGES>::BARRIER_BYTES),
-        s: Ring::new(s_slots, x_bytes, barriers + Ring::<STAGES>::BARRIER_BYTES + Ring::<2>::BARRIER_BYTES),
+        s: Ring::new(s_slots, s_bytes, barriers + Ring::<STAGES>::BARRIER_BYTES + Ring::<2>::BARRIER_BYTES),
         o_panels,
         scratch: barriers + BARRIER_BYTES - 16,
         maps: maps.wrapping_add(MAPS_PER_APPLICATION * block_idx_y() as usize),
@@ -73,17 +74,18 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: 
         seq_len: params.seq_len,
         item,
     };
+    let (states, outputs) = (Block::<D, E, STAGES>::STATES, Block::<D, E, STAGES>::OUTPUTS);
     // SAFETY: before anything else, and a barrier follows.
     unsafe {
-        // A chunk is read by the state warpgroup and by one that outputs it.
-        block.yz.init(1, 2 * WARPS, thread == 0);
+        // A chunk is read by the state warpgroups and by one that outputs it.
+        block.yz.init(1, (states + 1) * WARPS, thread == 0);
         block.x.init(1, WARPS, thread == 0);
-        block.s.init(WARPS, WARPS, thread == 0);
+        block.s.init(states * WARPS, WARPS, thread == 0);
     }
     fence_mbarrier_init();
     syncthreads();
     let (warpgroup, thread) = (thread / 128, thread % 128);
-    if warpgroup == 1 + OUTPUTS {
+    if warpgroup == 3 {
         setmaxnreg_dec::<40>();
         if thread == 0 {
             // SAFETY: one thread of the block.
@@ -93,19 +95,23 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: 
     }
     // SAFETY: `slopes` holds a value for each head.
     let decay = unsafe { head_decay(params, block.item.head) };
-    if warpgroup == 0 {
+    if warpgroup < states {
         setmaxnreg_inc::<136>();
-        // SAFETY: one warpgroup of the block.
-        unsafe { block.carry_state::<T>(params, &app, decay, thread) };
+        // SAFETY: the state warpgroups of the block, numbered.
+        unsafe { block.carry_state::<T>(params, &app, decay, warpgroup, thread) };
     } else {
-        setmaxnreg_inc::<168>();
-        // SAFETY: two warpgroups of the block, numbered.
-        unsafe { block.output::<T>(params.scale, decay, warpgroup - 1, thread) };
+        if outputs == 2 {
+            setmaxnreg_inc::<168>();
+        } else {
+            setmaxnreg_inc::<200>();
+        }
+        // SAFETY: the output warpgroups of the block, numbered.
+        unsafe { block.output::<T>(params.scale, decay, warpgroup - states, thread) };
     }
 }
 
 /// What the roles share.
-struct Block<const D: u32, const STAGES: u32> {
+struct Block<const D: u32, const E: u32, const STAGES: u32> {
     yz: Ring<STAGES>,
     x: Ring<2>,
     s: Ring<2>,
@@ -120,8 +126,21 @@ struct Block<const D: u32, const STAGES: u32> {
     item: WorkItem,
 }
 
-impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
+impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
+    /// State warpgroups, 64 rows of Sᵀ each; as many panels has Z.
+    const STATES: u32 = E / 64;
+    /// Output warpgroups.
+    const OUTPUTS: u32 = 3 - Self::STATES;
+    /// Panels of X and Y.
     const PANELS: u32 = D / 64;
+    /// Bytes of a panel of Sᵀ, `[E, 64]`.
+    const S_PANEL_BYTES: u32 = E * ROW_BYTES;
+
+    /// First value column of the slab.
+    #[inline(always)]
+    fn first_col(&self) -> i32 {
+        (self.item.slab * E) as i32
+    }
 
     /// Row of the tensor that is row 0 of a chunk in shared memory; before the tensor's first for a short chunk
     /// backwards.
@@ -143,7 +162,7 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
         let once = createpolicy_evict_first();
         // The other sharers read Y and Z too.
         let yz_policy = if self.sharers > 1 { createpolicy_evict_normal() } else { once };
-        let (head, batch, slab) = (self.item.head as i32, self.item.batch as i32, (self.item.slab * SLAB) as i32);
+        let (head, batch, first_col) = (self.item.head as i32, self.item.batch as i32, self.first_col());
         let (x_map, y_map, z_map) = (self.maps, self.maps.wrapping_add(1), self.maps.wrapping_add(2));
         let (mut chunk, mut own, mut until_own) = (0, 0, self.item.share);
         while chunk < self.num_chunks {
@@ -152,15 +171,23 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
             // SAFETY: the slot is free once its empty barrier says so; the maps are those of this launch.
             unsafe {
                 yz.wait_empty();
-                mbarrier_arrive_expect_tx_if(yz.full, (Self::PANELS + 1) * PANEL_BYTES, true);
+                mbarrier_arrive_expect_tx_if(yz.full, (Self::PANELS + Self::STATES) * PANEL_BYTES, true);
                 unroll!(P in 2 {
                     cp_async_bulk_tensor_load_if(
                         yz.address + P as u32 * PANEL_BYTES, y_map, [64 * P as i32, row, head, batch], yz.full,
                         yz_policy, (P as u32) < Self::PANELS,
                     );
                 });
-                let z = yz.address + Self::PANELS * PANEL_BYTES;
-                cp_async_bulk_tensor_load_if(z, z_map, [slab, row, head, batch], yz.full, yz_policy, true);
+                unroll!(P in 2 {
+                    cp_async_bulk_tensor_load_if(
+                        yz.address + (Self::PANELS + P as u32) * PANEL_BYTES,
+                        z_map,
+                        [first_col + 64 * P as i32, row, head, batch],
+                        yz.full,
+                        yz_policy,
+                        (P as u32) < Self::STATES,
+                    );
+                });
             }
             if until_own == 0 {
                 let x = self.x.at(own);
@@ -183,14 +210,21 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
         }
     }
 
-    /// Carries Sᵀ through all chunks (F3).
+    /// Carries rows `64 · index …` of Sᵀ through all chunks (F3).
     #[inline(always)]
-    unsafe fn carry_state<T: Element>(&self, params: &Params, app: &Application, decay: Decay, thread: u32) {
+    unsafe fn carry_state<T: Element>(
+        &self,
+        params: &Params,
+        app: &Application,
+        decay: Decay,
+        index: u32,
+        thread: u32,
+    ) {
         let (warp, lane) = (thread / 32, thread % 32);
         let mut s = [0.0f32; 64];
         if app.states != 0 {
             // SAFETY: the scan kernel has filled the workspace.
-            unsafe { self.load_state(&mut s, params, app, 16 * warp + lane / 4, 2 * (lane % 4)) };
+            unsafe { self.load_state(&mut s, params, app, 64 * index + 16 * warp + lane / 4, 2 * (lane % 4)) };
         }
         // K̄ of this lane's columns in steps of 16 rows.
         let mut row_decay = [[0.0; 4]; 4];
@@ -208,7 +242,7 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
             unroll!(K in 4 {
                 let f = row_decay[K];
                 // SAFETY: the slot is full.
-                let z = unsafe { ldmatrix_x4_trans(z_address.at(yz + Self::PANELS * PANEL_BYTES, 16 * K as u32, warp)) };
+                let z = unsafe { ldmatrix_x4_trans(z_address.at(yz + (Self::PANELS + index) * PANEL_BYTES, 16 * K as u32, warp)) };
                 a[4 * K] = T::scale(z[0], [f[0], f[1]]);
                 a[4 * K + 1] = T::scale(z[1], [f[0], f[1]]);
                 a[4 * K + 2] = T::scale(z[2], [f[2], f[3]]);
@@ -229,7 +263,7 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
                 // SAFETY: the slot is free; each warp stores its own 16 rows and says so.
                 unsafe {
                     slot.wait_empty();
-                    self.publish::<T>(slot.address, warp, lane, &s);
+                    self.publish::<T>(slot.address, 64 * index + 16 * warp, lane, &s);
                     fence_proxy_async();
                     syncwarp();
                     mbarrier_arrive_if(slot.full, elected);
@@ -282,7 +316,7 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
                 syncwarp();
                 mbarrier_arrive_if(yz.empty, elected);
                 // What nobody here outputs is free as far as the output warpgroups are concerned.
-                mbarrier_arrive_if(yz.empty, elected && !publish);
+                mbarrier_arrive_if(yz.empty, elected && !publish && index == 0);
             }
             a = next_a;
             yz = next;
@@ -290,16 +324,17 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
         }
     }
 
-    /// Stores this warp's 16 rows of Sᵀ, rounded, as panels `[64, D]`.
+    /// Stores rows `row …` of Sᵀ, this warp's 16, rounded, to panels `[E, 64]`.
     #[inline(always)]
-    unsafe fn publish<T: Element>(&self, panels: u32, warp: u32, lane: u32, s: &[f32; 64]) {
+    unsafe fn publish<T: Element>(&self, panels: u32, row: u32, lane: u32, s: &[f32; 64]) {
         let address = BlockAddress::rows_first(lane);
         unroll!(J in 8 {
             // Blocks of 16 columns: 4 to a panel.
             if (J as u32) < D / 16 {
                 let d = |i: usize| T::pack(s[8 * J + i], s[8 * J + i + 1]);
+                let to = address.at_of_tall(panels, row, J as u32, Self::S_PANEL_BYTES);
                 // SAFETY: the caller's contract.
-                unsafe { stmatrix_x4(address.at(panels, 16 * warp, J as u32), [d(0), d(2), d(4), d(6)]) };
+                unsafe { stmatrix_x4(to, [d(0), d(2), d(4), d(6)]) };
             }
         });
     }
@@ -312,7 +347,7 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
         let base = (app.states as *const f32).wrapping_add(
             index * params.state_len as usize
                 + col as usize * row_stride
-                + (self.item.slab * SLAB + row) as usize * col_stride,
+                + (self.item.slab * E + row) as usize * col_stride,
         );
         unroll!(P in 2 {
             if (P as u32) < Self::PANELS {
@@ -327,7 +362,7 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
         });
     }
 
-    /// Computes every second of this block's chunks (F2).
+    /// Computes this block's chunks (F2), or every second of them.
     #[inline(always)]
     unsafe fn output<T: Element>(&self, scale: f32, decay: Decay, index: u32, thread: u32) {
         let (warp, lane) = (thread / 32, thread % 32);
@@ -344,10 +379,10 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
         let lambda = [decay.pow(walked(first)) * scale, decay.pow(walked(first + 8)) * scale];
 
         let rows_first = BlockAddress::rows_first(lane);
-        let o_panel = self.o_panels + index * PANEL_BYTES;
+        let o_panels = self.o_panels + index * PANEL_BYTES;
         let (o_map, o_row_map) = (self.maps.wrapping_add(3), self.maps.wrapping_add(4));
         let policy = createpolicy_evict_first();
-        let (mut p, mut o) = ([0.0f32; 32], [0.0f32; 32]);
+        let (mut p, mut o) = ([0.0f32; 32], [0.0f32; 64]);
         let mut own = index;
         let mut chunk = self.item.share + index * self.sharers;
         while chunk < self.num_chunks {
@@ -373,7 +408,7 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
             unroll!(K in 8 {
                 if (K as u32) < D / 16 {
                     // SAFETY: as above.
-                    unsafe { T::wgmma_n64::<0>(&mut p, step(&x[K / 4], K % 4), y.columns(K as u32), K != 0) };
+                    unsafe { T::wgmma_n64::<0>(&mut p, step(&x[K / 4], K % 4), y.columns(K as u32, PANEL_BYTES), K != 0) };
                 }
             });
             wgmma_commit_group();
@@ -385,7 +420,10 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
             unroll!(K in 8 {
                 if (K as u32) < D / 16 {
                     // SAFETY: as above.
-                    unsafe { T::wgmma_n64::<0>(&mut o, step(&x[K / 4], K % 4), s.columns(K as u32), K != 0) };
+                    unsafe {
+                        let b = s.columns(K as u32, Self::S_PANEL_BYTES);
+                        Self::product::<T, 0>(&mut o, step(&x[K / 4], K % 4), b, K != 0);
+                    }
                 }
             });
             wgmma_commit_group();
@@ -399,7 +437,7 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
                     a[2 * I + HALF] = T::pack(x, y);
                 });
             });
-            wgmma_wait_group::<0, 32>(&mut o);
+            Self::wait(&mut o);
             // SAFETY: scratch is for this; this warp has read its part of both slots.
             unsafe {
                 keep_alive(&x[0], self.scratch);
@@ -413,17 +451,21 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
             }
 
             // O ← c Λ O + (c P ⊙ M) Z
-            unroll!(J in 8 {
-                o[4 * J] *= lambda[0];
-                o[4 * J + 1] *= lambda[0];
-                o[4 * J + 2] *= lambda[1];
-                o[4 * J + 3] *= lambda[1];
+            unroll!(P in 2 {
+                unroll!(J in 8 {
+                    if (P as u32) < Self::STATES {
+                        o[32 * P + 4 * J] *= lambda[0];
+                        o[32 * P + 4 * J + 1] *= lambda[0];
+                        o[32 * P + 4 * J + 2] *= lambda[1];
+                        o[32 * P + 4 * J + 3] *= lambda[1];
+                    }
+                });
             });
             wgmma_fence();
             let z = Descriptor::new(yz.address + Self::PANELS * PANEL_BYTES);
             unroll!(K in 4 {
                 // SAFETY: as above.
-                unsafe { T::wgmma_n64::<1>(&mut o, step(&a, K), z.rows(K as u32), true) };
+                unsafe { Self::product::<T, 1>(&mut o, step(&a, K), z.rows(K as u32), true) };
             });
             wgmma_commit_group();
             // Over few rows the rounding of P does not average out, so what was rounded off counts too.
@@ -439,41 +481,72 @@ impl<const D: u32, const STAGES: u32> Block<D, STAGES> {
                 wgmma_fence();
                 unroll!(K in 4 {
                     // SAFETY: as above.
-                    unsafe { T::wgmma_n64::<1>(&mut o, step(&rest, K), z.rows(K as u32), true) };
+                    unsafe { Self::product::<T, 1>(&mut o, step(&rest, K), z.rows(K as u32), true) };
                 });
                 wgmma_commit_group();
-                wgmma_wait_group::<0, 32>(&mut o);
+                Self::wait(&mut o);
                 // SAFETY: scratch is for this.
                 unsafe { keep_alive(&rest, self.scratch) };
             }
             // The store before has left the panel.
             cp_async_bulk_wait_group_read::<0>();
             syncwarp();
-            wgmma_wait_group::<0, 32>(&mut o);
+            Self::wait(&mut o);
             // SAFETY: as above; each warp stores its own 16 rows.
             unsafe {
                 keep_alive(&a, self.scratch);
                 mbarrier_arrive_if(yz.empty, elected);
-                unroll!(J in 4 {
-                    let d = |i: usize| T::pack(o[8 * J + i], o[8 * J + i + 1]);
-                    stmatrix_x4(rows_first.at(o_panel, 16 * warp, J as u32), [d(0), d(2), d(4), d(6)]);
+                unroll!(J in 8 {
+                    if (J as u32) < 4 * Self::STATES {
+                        let d = |i: usize| T::pack(o[8 * J + i], o[8 * J + i + 1]);
+                        stmatrix_x4(rows_first.at(o_panels, 16 * warp, J as u32), [d(0), d(2), d(4), d(6)]);
+                    }
                 });
                 fence_proxy_async();
                 syncwarp();
                 let row = self.tensor_row(chunk) + 16 * warp as i32;
-                let at = |row| [(self.item.slab * SLAB) as i32, row, self.item.head as i32, self.item.batch as i32];
-                let rows = o_panel + 16 * warp * ROW_BYTES;
-                cp_async_bulk_tensor_store_if(o_map, at(row), rows, policy, elected && row >= 0);
                 // A store must not begin before the tensor, though a load may: there each lane stores a row that exists.
                 let lane_row = row + lane as i32;
                 let exists = row < 0 && lane < 16 && lane_row >= 0;
-                cp_async_bulk_tensor_store_if(o_row_map, at(lane_row), rows + lane * ROW_BYTES, policy, exists);
+                unroll!(P in 2 {
+                    let is_panel = (P as u32) < Self::STATES;
+                    let col = self.first_col() + 64 * P as i32;
+                    let at = |row| [col, row, self.item.head as i32, self.item.batch as i32];
+                    let rows = o_panels + P as u32 * PANEL_BYTES + 16 * warp * ROW_BYTES;
+                    let whole = is_panel && elected && row >= 0;
+                    cp_async_bulk_tensor_store_if(o_map, at(row), rows, policy, whole);
+                    let single = is_panel && exists;
+                    cp_async_bulk_tensor_store_if(o_row_map, at(lane_row), rows + lane * ROW_BYTES, policy, single);
+                });
                 cp_async_bulk_commit_group();
             }
-            own += OUTPUTS;
-            chunk += OUTPUTS * self.sharers;
+            own += Self::OUTPUTS;
+            chunk += Self::OUTPUTS * self.sharers;
         }
         cp_async_bulk_wait_group::<0>();
+    }
+
+    /// O (+)= A B over a step of 16, all `E` columns.
+    #[inline(always)]
+    unsafe fn product<T: Element, const TRANS_B: u32>(o: &mut [f32; 64], a: [u32; 4], b: u64, accumulate: bool) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            if E == 128 {
+                T::wgmma_n128::<TRANS_B>(o, a, b, accumulate);
+            } else {
+                T::wgmma_n64::<TRANS_B>(first_half(o), a, b, accumulate);
+            }
+        }
+    }
+
+    /// Waits for all products; O is one of theirs.
+    #[inline(always)]
+    fn wait(o: &mut [f32; 64]) {
+        if E == 128 {
+            wgmma_wait_group::<0, 64>(o);
+        } else {
+            wgmma_wait_group::<0, 32>(first_half(o));
+        }
     }
 
     /// M at a distance of `rows - columns` in memory, and at one column further.
@@ -498,7 +571,7 @@ fn step(a: &[u32; 16], k: usize) -> [u32; 4] {
     [a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3]]
 }
 
-/// The registers of a state of 64 columns.
+/// The registers of 64 columns.
 #[inline(always)]
 fn first_half(s: &mut [f32; 64]) -> &mut [f32; 32] {
     let (halves, _) = s.as_chunks_mut();
