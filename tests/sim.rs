@@ -151,6 +151,7 @@ fn the_cases_reach_every_variant() {
         let plan = |case: &Case| Plan::new(&case.problem(), device).unwrap();
         reached.extend(cases::sim().iter().flat_map(|case| plan(case).variants()));
         reached.extend(long_cases().iter().flat_map(|case| plan(case).with_segments(2, 2).variants()));
+        reached.extend(wide_cases(129).iter().flat_map(|case| plan(case).with_sharers(1, 128).variants()));
     }
     for variant in VARIANTS {
         assert!(reached.contains(&variant), "no case runs {}", variant.entry);
@@ -181,17 +182,19 @@ fn any_number_of_sharers() {
     }
 }
 
+/// Value dims above 64, which fill slabs of 128 columns.
+fn wide_cases(n: usize) -> Vec<Case> {
+    let dims = [(DType::Bf16, 128, 128), (DType::F16, 96, 104), (DType::Bf16, 64, 128), (DType::F16, 40, 72)];
+    dims.map(|(dtype, d, e)| Case::new("wide slabs", dtype, [1, 6, n, d, e]).slopes(Slopes::Custom(SLOPES.to_vec())))
+        .into()
+}
+
 #[test]
 fn wide_slabs() {
-    let wide = Simulator { value_tile: 128, ..Simulator::of(HOPPER) };
-    let cases = |n| {
-        [(DType::Bf16, 128, 128), (DType::F16, 96, 104)].map(|(dtype, d, e)| {
-            Case::new("wide slabs", dtype, [1, 6, n, d, e]).slopes(Slopes::Custom(SLOPES.to_vec()))
-        })
-    };
     for sharers in [1, 2] {
-        run_cases(&cases(129), &Simulator { sharers: Some(sharers), ..wide });
-        run_cases(&cases(273), &Simulator { segments: Some(2), sharers: Some(sharers), ..wide });
+        let wide = Simulator { sharers: Some(sharers), value_tile: 128, ..Simulator::of(HOPPER) };
+        run_cases(&wide_cases(129), &wide);
+        run_cases(&wide_cases(273), &Simulator { segments: Some(2), ..wide });
     }
 }
 

@@ -79,6 +79,8 @@ macro_rules! for_each_variant {
             chunk_output_sm90_bf16_d128: ChunkOutput, Sm90, Bf16, 128, 64, 6, 512, 1;
             chunk_output_sm90_f16_d64:   ChunkOutput, Sm90, F16,  64, 64,  6, 512, 1;
             chunk_output_sm90_f16_d128:  ChunkOutput, Sm90, F16,  128, 64, 6, 512, 1;
+            chunk_output_sm90_bf16_d64_e128: ChunkOutput, Sm90, Bf16, 64, 128, 6, 512, 1;
+            chunk_output_sm90_f16_d64_e128: ChunkOutput, Sm90, F16, 64, 128, 6, 512, 1;
             chunk_output_sm90_bf16_d128_e128: ChunkOutput, Sm90, Bf16, 128, 128, 3, 512, 1;
             chunk_output_sm90_f16_d128_e128: ChunkOutput, Sm90, F16, 128, 128, 3, 512, 1;
             state_scan_sm80_f32_d0:      StateScan,   Sm80, F32,  0, 0,   0, 128, 8;

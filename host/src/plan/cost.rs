@@ -79,8 +79,8 @@ pub(super) fn cost(
 
 /// Sharers and slabs that there are kernels for.
 fn candidates(problem: &Problem, role: Role, arch: Arch, pinned: Pinned) -> impl Iterator<Item = (u32, u32)> {
-    let (key_dim, value_dim) = role.dims(problem);
-    let wide = arch == Arch::Sm90 && tile(key_dim) == 128 && tile(value_dim) == 128;
+    let value_dim = role.dims(problem).1;
+    let wide = arch == Arch::Sm90 && tile(value_dim) == 128;
     let value_tiles = match pinned.value_tile {
         Some(128) if wide => [false, true],
         Some(_) => [true, false],
@@ -128,7 +128,8 @@ impl<'a> Model<'a> {
         let chunk_us = match (arch, variant.key_tile) {
             (Arch::Sm80, 64) => 2.0,
             (Arch::Sm80, _) => 3.0,
-            (Arch::Sm90, 128) if value_tile == 128 => 0.40 + 0.80 / sharers as f64,
+            (Arch::Sm90, 128) if value_tile == 128 => 0.37 + 1.16 / sharers as f64,
+            (Arch::Sm90, 64) if value_tile == 128 => 0.35 + 0.70 / sharers as f64,
             // The state warpgroup sees every chunk, an output warpgroup every second one of its own.
             (Arch::Sm90, 64) => f64::max(0.40, 0.75 / sharers as f64),
             (Arch::Sm90, _) => f64::max(0.50, 0.90 / sharers as f64),

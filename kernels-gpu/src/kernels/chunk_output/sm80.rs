@@ -13,6 +13,7 @@
 
 use super::super::state::State;
 use super::super::{WorkItem, application, head_decay};
+use super::FEW_ROWS;
 use crate::abi::{Params, TensorMap};
 use crate::decay::Decay;
 use crate::device::{
@@ -106,8 +107,7 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: 
 
         // P ⊙ M as the next A operand;  O ← Λ O;  S ← λ^64 S
         scale_rows(&mut o, lambda);
-        if rows_left < CHUNK as i32 {
-            // Over few rows the rounding of P does not average out (over one it may be 2^-8), so its remainder counts too.
+        if rows_left < CHUNK as i32 || params.seq_len <= FEW_ROWS {
             unroll!(STEP in 4 {
                 if STEP as u32 <= warp {
                     let exact = mask.apply::<STEP>(&p);

@@ -25,6 +25,7 @@
 //! begins before the first row must be kept from it (an illegal instruction).
 
 use super::super::{WorkItem, application, head_decay};
+use super::FEW_ROWS;
 use crate::abi::{Application, MAPS_PER_APPLICATION, Params, TensorMap};
 use crate::decay::Decay;
 use crate::device::{
@@ -150,10 +151,11 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
         if self.backwards { self.seq_len as i32 - CHUNK as i32 - row } else { row }
     }
 
-    /// Whether a chunk has fewer rows than its tile.
+    /// Whether what was rounded off P counts in a chunk.
     #[inline(always)]
-    fn is_short(&self, chunk: u32) -> bool {
-        self.item.first_row + (chunk + 1) * CHUNK > self.seq_len
+    fn counts_remainder(&self, chunk: u32) -> bool {
+        let is_short = self.item.first_row + (chunk + 1) * CHUNK > self.seq_len;
+        is_short || self.seq_len <= FEW_ROWS
     }
 
     /// Loads Y and Z of every chunk, and X of this block's own.
@@ -468,8 +470,7 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
                 unsafe { Self::product::<T, 1>(&mut o, step(&a, K), z.rows(K as u32), true) };
             });
             wgmma_commit_group();
-            // Over few rows the rounding of P does not average out, so what was rounded off counts too.
-            if self.is_short(chunk) {
+            if self.counts_remainder(chunk) {
                 let mut rest = [0; 16];
                 unroll!(I in 8 {
                     unroll!(HALF in 2 {
