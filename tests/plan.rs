@@ -64,33 +64,33 @@ fn seed_shapes_on_an_h200() {
         Device::H200,
         expect![[r#"
             6×8×2048×128×64 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing, predicted 21 µs against 21 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 27 µs against 27 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
-            backward: Sm90, 1 segment(s) of 2048 rows, [1, 1, 2] sharing, predicted 74 µs against 74 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 2048 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 80 µs against 80 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d64 96×1×1
                 chunk_output_sm90_bf16_d64 96×1×1
                 chunk_output_sm90_bf16_d128 96×1×1
 
             6×8×4096×128×64 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 4096 rows, [2] sharing, predicted 40 µs against 40 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 4096 rows, [2] sharing slabs of [64], predicted 50 µs against 50 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
-            backward: Sm90, 1 segment(s) of 4096 rows, [1, 1, 2] sharing, predicted 141 µs against 141 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 4096 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 146 µs against 146 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d64 96×1×1
                 chunk_output_sm90_bf16_d64 96×1×1
                 chunk_output_sm90_bf16_d128 96×1×1
 
             6×8×8192×128×64 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing, predicted 78 µs against 78 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing slabs of [64], predicted 96 µs against 96 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
-            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 2] sharing, predicted 275 µs against 275 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 279 µs against 279 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d64 96×1×1
                 chunk_output_sm90_bf16_d64 96×1×1
                 chunk_output_sm90_bf16_d128 96×1×1
 
             6×16×2048×64×64 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 2048 rows, [1] sharing, predicted 28 µs against 28 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 31 µs against 31 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d64 96×1×1
-            backward: Sm90, 1 segment(s) of 2048 rows, [1, 1, 1] sharing, predicted 83 µs against 83 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 2048 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 93 µs against 93 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d64 96×1×1
                 chunk_output_sm90_bf16_d64 96×1×1
                 chunk_output_sm90_bf16_d64 96×1×1
@@ -106,25 +106,25 @@ fn many_heads_on_an_h200() {
         Device::H200,
         expect![[r#"
             4×32×512×128×128 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 512 rows, [1] sharing, predicted 19 µs against 19 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d128 256×1×1
-            backward: Sm90, 1 segment(s) of 512 rows, [1, 1, 1] sharing, predicted 58 µs against 58 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d128 256×1×1
-                chunk_output_sm90_bf16_d128 256×1×1
-                chunk_output_sm90_bf16_d128 256×1×1
+            forward: Sm90, 1 segment(s) of 512 rows, [1] sharing slabs of [128], predicted 22 µs against 22 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128_e128 128×1×1
+            backward: Sm90, 1 segment(s) of 512 rows, [1, 1, 1] sharing slabs of [128, 128, 128], predicted 66 µs against 66 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128_e128 128×1×1
+                chunk_output_sm90_bf16_d128_e128 128×1×1
+                chunk_output_sm90_bf16_d128_e128 128×1×1
 
             4×32×8192×128×128 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 8192 rows, [1] sharing, predicted 271 µs against 271 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d128 256×1×1
-            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 1] sharing, predicted 813 µs against 813 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d128 256×1×1
-                chunk_output_sm90_bf16_d128 256×1×1
-                chunk_output_sm90_bf16_d128 256×1×1
+            forward: Sm90, 1 segment(s) of 8192 rows, [1] sharing slabs of [128], predicted 287 µs against 287 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128_e128 128×1×1
+            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [128, 128, 128], predicted 861 µs against 861 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128_e128 128×1×1
+                chunk_output_sm90_bf16_d128_e128 128×1×1
+                chunk_output_sm90_bf16_d128_e128 128×1×1
 
             1×64×16384×128×128 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 16384 rows, [1] sharing, predicted 271 µs against 271 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 16384 rows, [1] sharing slabs of [64], predicted 287 µs against 287 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 128×1×1
-            backward: Sm90, 1 segment(s) of 16384 rows, [1, 1, 1] sharing, predicted 813 µs against 813 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 16384 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 861 µs against 861 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 128×1×1
                 chunk_output_sm90_bf16_d128 128×1×1
                 chunk_output_sm90_bf16_d128 128×1×1
@@ -140,11 +140,11 @@ fn few_heads_on_an_h200() {
         Device::H200,
         expect![[r#"
             1×1×65536×128×128 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 128 segment(s) of 512 rows, [1] sharing, predicted 42 µs against 514 µs uncut, workspace 8388608 bytes
-                chunk_state_sm80_bf16_d128 254×1×1
+            forward: Sm90, 64 segment(s) of 1024 rows, [1] sharing slabs of [64], predicted 42 µs against 637 µs uncut, workspace 4194304 bytes
+                chunk_state_sm80_bf16_d128 126×1×1
                 state_scan_sm80_f32_d0 32×1×1
-                chunk_output_sm90_bf16_d128 256×1×1
-            backward: Sm90, 64 segment(s) of 1024 rows, [1, 1, 1] sharing, predicted 90 µs against 1544 µs uncut, workspace 8388608 bytes
+                chunk_output_sm90_bf16_d128 128×1×1
+            backward: Sm90, 64 segment(s) of 1024 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 99 µs against 1910 µs uncut, workspace 8388608 bytes
                 chunk_state_sm80_bf16_d128 126×2×1
                 state_scan_sm80_f32_d0 32×2×1
                 chunk_output_sm90_bf16_d128 128×1×1
@@ -152,26 +152,28 @@ fn few_heads_on_an_h200() {
                 chunk_output_sm90_bf16_d128 128×1×1
 
             1×8×65536×128×128 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 20 segment(s) of 3328 rows, [2] sharing, predicted 219 µs against 514 µs uncut, workspace 10485760 bytes
-                chunk_state_sm80_bf16_d128 304×1×1
+            forward: Sm90, 8 segment(s) of 8192 rows, [1] sharing slabs of [64], predicted 227 µs against 637 µs uncut, workspace 4194304 bytes
+                chunk_state_sm80_bf16_d128 112×1×1
                 state_scan_sm80_f32_d0 256×1×1
-                chunk_output_sm90_bf16_d128 640×1×1
-            backward: Sm90, 12 segment(s) of 5504 rows, [2, 2, 2] sharing, predicted 562 µs against 1544 µs uncut, workspace 12582912 bytes
-                chunk_state_sm80_bf16_d128 176×2×1
+                chunk_output_sm90_bf16_d128 128×1×1
+            backward: Sm90, 8 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 583 µs against 1910 µs uncut, workspace 8388608 bytes
+                chunk_state_sm80_bf16_d128 112×2×1
                 state_scan_sm80_f32_d0 256×2×1
-                chunk_output_sm90_bf16_d128 384×1×1
-                chunk_output_sm90_bf16_d128 384×1×1
-                chunk_output_sm90_bf16_d128 384×1×1
+                chunk_output_sm90_bf16_d128 128×1×1
+                chunk_output_sm90_bf16_d128 128×1×1
+                chunk_output_sm90_bf16_d128 128×1×1
 
             1×16×8192×128×128 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing, predicted 66 µs against 66 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d128 64×1×1
-            backward: Sm90, 6 segment(s) of 1408 rows, [2, 2, 2] sharing, predicted 159 µs against 200 µs uncut, workspace 12582912 bytes
-                chunk_state_sm80_bf16_d128 160×2×1
+            forward: Sm90, 4 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 68 µs against 83 µs uncut, workspace 4194304 bytes
+                chunk_state_sm80_bf16_d128 96×1×1
+                state_scan_sm80_f32_d0 512×1×1
+                chunk_output_sm90_bf16_d128 128×1×1
+            backward: Sm90, 4 segment(s) of 2048 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 167 µs against 250 µs uncut, workspace 8388608 bytes
+                chunk_state_sm80_bf16_d128 96×2×1
                 state_scan_sm80_f32_d0 512×2×1
-                chunk_output_sm90_bf16_d128 384×1×1
-                chunk_output_sm90_bf16_d128 384×1×1
-                chunk_output_sm90_bf16_d128 384×1×1
+                chunk_output_sm90_bf16_d128 128×1×1
+                chunk_output_sm90_bf16_d128 128×1×1
+                chunk_output_sm90_bf16_d128 128×1×1
         "#]],
     );
 }
@@ -184,34 +186,33 @@ fn small_and_odd_shapes_on_an_h200() {
         Device::H200,
         expect![[r#"
             2×3×0×64×64 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm80, 1 segment(s) of 64 rows, [1] sharing, predicted 4 µs against 4 µs uncut, workspace 0 bytes
-            backward: Sm80, 1 segment(s) of 64 rows, [1, 1, 1] sharing, predicted 14 µs against 14 µs uncut, workspace 0 bytes
+            forward: Sm80, 1 segment(s) of 64 rows, [1] sharing slabs of [64], predicted 6 µs against 6 µs uncut, workspace 0 bytes
+            backward: Sm80, 1 segment(s) of 64 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 6 µs against 6 µs uncut, workspace 0 bytes
 
             1×1×1×8×8 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm80, 1 segment(s) of 64 rows, [1] sharing, predicted 4 µs against 4 µs uncut, workspace 0 bytes
+            forward: Sm80, 1 segment(s) of 64 rows, [1] sharing slabs of [64], predicted 6 µs against 6 µs uncut, workspace 0 bytes
                 chunk_output_sm80_bf16_d64 1×1×1
-            backward: Sm80, 1 segment(s) of 64 rows, [1, 1, 1] sharing, predicted 14 µs against 14 µs uncut, workspace 0 bytes
+            backward: Sm80, 1 segment(s) of 64 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 6 µs against 6 µs uncut, workspace 0 bytes
                 chunk_output_sm80_bf16_d64 1×3×1
 
             1×1×65×72×40 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 128 rows, [2] sharing, predicted 4 µs against 4 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 128 rows, [2] sharing slabs of [64], predicted 6 µs against 6 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 2×1×1
-            backward: Sm90, 1 segment(s) of 128 rows, [2, 2, 2] sharing, predicted 10 µs against 10 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 128 rows, [2, 2, 2] sharing slabs of [64, 64, 64], predicted 16 µs against 16 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d64 4×1×1
                 chunk_output_sm90_bf16_d64 4×1×1
                 chunk_output_sm90_bf16_d128 2×1×1
 
             1×2×1000×128×8 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 16 segment(s) of 64 rows, [2] sharing, predicted 10 µs against 10 µs uncut, workspace 1048576 bytes
+            forward: Sm90, 16 segment(s) of 64 rows, [1] sharing slabs of [64], predicted 13 µs against 14 µs uncut, workspace 1048576 bytes
                 chunk_state_sm80_bf16_d128 30×1×1
                 state_scan_sm80_f32_d0 32×1×1
-                chunk_output_sm90_bf16_d128 64×1×1
-            backward: Sm90, 16 segment(s) of 64 rows, [2, 2, 2] sharing, predicted 17 µs against 28 µs uncut, workspace 2097152 bytes
+                chunk_output_sm90_bf16_d128 32×1×1
+            backward: Sm80, 16 segment(s) of 64 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 22 µs against 73 µs uncut, workspace 2097152 bytes
                 chunk_state_sm80_bf16_d128 30×2×1
                 state_scan_sm80_f32_d0 32×2×1
-                chunk_output_sm90_bf16_d64 128×1×1
-                chunk_output_sm90_bf16_d64 128×1×1
-                chunk_output_sm90_bf16_d128 64×1×1
+                chunk_output_sm80_bf16_d64 64×2×1
+                chunk_output_sm80_bf16_d128 32×1×1
         "#]],
     );
 }
@@ -224,44 +225,42 @@ fn a_consumer_card() {
         CONSUMER,
         expect![[r#"
             6×8×2048×128×64 bf16 on 84 multiprocessors of compute capability 8.6
-            forward: Sm80, 1 segment(s) of 2048 rows, [1] sharing, predicted 98 µs against 98 µs uncut, workspace 0 bytes
+            forward: Sm80, 1 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 75 µs against 75 µs uncut, workspace 0 bytes
                 chunk_output_sm80_bf16_d128 48×1×1
-            backward: Sm80, 4 segment(s) of 512 rows, [1, 1, 1] sharing, predicted 295 µs against 360 µs uncut, workspace 12582912 bytes
-                chunk_state_sm80_bf16_d128 144×2×1
+            backward: Sm80, 3 segment(s) of 704 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 253 µs against 257 µs uncut, workspace 9437184 bytes
+                chunk_state_sm80_bf16_d128 96×2×1
                 state_scan_sm80_f32_d0 768×2×1
-                chunk_output_sm80_bf16_d64 384×2×1
-                chunk_output_sm80_bf16_d128 192×1×1
+                chunk_output_sm80_bf16_d64 288×2×1
+                chunk_output_sm80_bf16_d128 144×1×1
 
             6×8×8192×128×64 bf16 on 84 multiprocessors of compute capability 8.6
-            forward: Sm80, 8 segment(s) of 1024 rows, [1] sharing, predicted 337 µs against 386 µs uncut, workspace 12582912 bytes
+            forward: Sm80, 8 segment(s) of 1024 rows, [1] sharing slabs of [64], predicted 253 µs against 286 µs uncut, workspace 12582912 bytes
                 chunk_state_sm80_bf16_d128 336×1×1
                 state_scan_sm80_f32_d0 768×1×1
                 chunk_output_sm80_bf16_d128 384×1×1
-            backward: Sm80, 7 segment(s) of 1216 rows, [1, 1, 1] sharing, predicted 1030 µs against 1416 µs uncut, workspace 22020096 bytes
-                chunk_state_sm80_bf16_d128 288×2×1
+            backward: Sm80, 3 segment(s) of 2752 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 849 µs against 987 µs uncut, workspace 9437184 bytes
+                chunk_state_sm80_bf16_d128 96×2×1
                 state_scan_sm80_f32_d0 768×2×1
-                chunk_output_sm80_bf16_d64 672×2×1
-                chunk_output_sm80_bf16_d128 336×1×1
+                chunk_output_sm80_bf16_d64 288×2×1
+                chunk_output_sm80_bf16_d128 144×1×1
 
             6×16×2048×64×64 bf16 on 84 multiprocessors of compute capability 8.6
-            forward: Sm80, 4 segment(s) of 512 rows, [1] sharing, predicted 107 µs against 130 µs uncut, workspace 6291456 bytes
+            forward: Sm80, 4 segment(s) of 512 rows, [1] sharing slabs of [64], predicted 112 µs against 122 µs uncut, workspace 6291456 bytes
                 chunk_state_sm80_bf16_d64 288×1×1
                 state_scan_sm80_f32_d0 768×1×1
                 chunk_output_sm80_bf16_d64 384×1×1
-            backward: Sm80, 4 segment(s) of 512 rows, [1, 1, 1] sharing, predicted 291 µs against 392 µs uncut, workspace 12582912 bytes
-                chunk_state_sm80_bf16_d64 288×2×1
-                state_scan_sm80_f32_d0 768×2×1
-                chunk_output_sm80_bf16_d64 384×3×1
+            backward: Sm80, 1 segment(s) of 2048 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 242 µs against 242 µs uncut, workspace 0 bytes
+                chunk_output_sm80_bf16_d64 96×3×1
 
             1×8×65536×128×128 bf16 on 84 multiprocessors of compute capability 8.6
-            forward: Sm80, 21 segment(s) of 3136 rows, [1] sharing, predicted 842 µs against 3074 µs uncut, workspace 11010048 bytes
-                chunk_state_sm80_bf16_d128 320×1×1
+            forward: Sm80, 47 segment(s) of 1408 rows, [1] sharing slabs of [64], predicted 621 µs against 2257 µs uncut, workspace 24641536 bytes
+                chunk_state_sm80_bf16_d128 736×1×1
                 state_scan_sm80_f32_d0 256×1×1
-                chunk_output_sm80_bf16_d128 336×1×1
-            backward: Sm80, 21 segment(s) of 3136 rows, [1, 1, 1] sharing, predicted 2269 µs against 9224 µs uncut, workspace 22020096 bytes
-                chunk_state_sm80_bf16_d128 320×2×1
+                chunk_output_sm80_bf16_d128 752×1×1
+            backward: Sm80, 8 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 1654 µs against 2257 µs uncut, workspace 8388608 bytes
+                chunk_state_sm80_bf16_d128 112×2×1
                 state_scan_sm80_f32_d0 256×2×1
-                chunk_output_sm80_bf16_d128 336×3×1
+                chunk_output_sm80_bf16_d128 128×3×1
         "#]],
     );
 }

@@ -1,7 +1,8 @@
 //! The cost model: what a schedule takes, in microseconds on an H200.
 //!
-//! Blocks run in waves of as many as the device holds; a wave takes the chunks of one segment times a block's time per
-//! chunk, measured with full multiprocessors. Nothing is faster than memory.
+//! A launch runs in waves of as many blocks as the device holds. A wave takes a ramp, then for each chunk of a segment
+//! the longest of what a block computes, what device memory gives and what L2 gives. The constants were fitted to a grid of
+//! shapes and pinned schedules, `benches/records/h200/plan.csv`; `tests/plan.rs` holds the choices against it.
 
 use lightning_attention_kernels::variants::{Arch, CHUNK, Op, SLAB, Variant};
 
@@ -9,13 +10,41 @@ use super::{Device, Role, Schedule, find, tile};
 use crate::Problem;
 
 /// Launching a kernel after another.
-const LAUNCH_US: f64 = 2.5;
-/// States through L2, bytes.
-const SCAN_BYTES_PER_US: f64 = 2.0e6;
-/// Device memory, bytes.
-const MEMORY_BYTES_PER_US: f64 = 4.0e6;
+const LAUNCH_US: f64 = 1.9;
+/// First loads and last stores of a wave.
+const RAMP_US: f64 = 2.5;
+/// Device memory, as the kernels use it.
+const MEMORY_BYTES_PER_US: f64 = 3.8e6;
+/// L2 to the multiprocessors: what blocks that share read again.
+const L2_BYTES_PER_US: f64 = 7.0e6;
+/// The states, read and written by the scan.
+const SCAN_BYTES_PER_US: f64 = 1.9e6;
 /// Sharing a segment beyond this costs more L2 traffic than it brings.
 const MOST_SHARERS: u32 = 4;
+
+/// Time of a block per chunk.
+#[derive(Clone, Copy)]
+enum ChunkTime {
+    /// Carrying the state, and the output, which `sharers` blocks divide among them.
+    Shared { state_us: f64, output_us: f64 },
+    /// Alone on a multiprocessor, and what each neighbour there adds.
+    Crowded { alone_us: f64, neighbour_us: f64 },
+}
+
+/// Measured on an H200.
+fn chunk_time(variant: &Variant) -> ChunkTime {
+    use ChunkTime::{Crowded, Shared};
+    match (variant.op, variant.arch, variant.key_tile, variant.value_tile) {
+        (Op::ChunkOutput, Arch::Sm90, 64, 64) => Shared { state_us: 0.23, output_us: 0.45 },
+        (Op::ChunkOutput, Arch::Sm90, _, 64) => Shared { state_us: 0.52, output_us: 0.39 },
+        (Op::ChunkOutput, Arch::Sm90, 64, _) => Shared { state_us: 0.41, output_us: 0.72 },
+        (Op::ChunkOutput, Arch::Sm90, _, _) => Shared { state_us: 0.74, output_us: 1.00 },
+        (Op::ChunkOutput, Arch::Sm80, 64, _) => Crowded { alone_us: 1.80, neighbour_us: 0.49 },
+        (Op::ChunkOutput, Arch::Sm80, _, _) => Crowded { alone_us: 2.20, neighbour_us: 1.40 },
+        (_, _, 64, _) => Crowded { alone_us: 0.34, neighbour_us: 0.03 },
+        (_, _, _, _) => Crowded { alone_us: 0.55, neighbour_us: 0.47 },
+    }
+}
 
 /// What of a schedule is not left to the model.
 #[derive(Clone, Copy, Default)]
@@ -24,17 +53,19 @@ pub(super) struct Pinned {
     pub value_tile: Option<u32>,
 }
 
-/// Picks the number of segments.
+/// Picks the number of segments, in steps of half an octave: between those nothing is to be had.
 pub(super) fn schedule(problem: &Problem, device: &Device, arch: Arch, roles: &[Role]) -> Schedule {
     let chunks = chunks(problem);
-    let uncut = cost(problem, device, arch, roles, 1, Pinned::default());
     // More segments than multiprocessor slots never help; each is at least one chunk.
     let most = chunks.min(device.multiprocessors * 8);
-    (2..=most)
-        // Numbers that round to the same segments are the same schedule.
-        .filter(|&segments| segments == chunks.div_ceil(chunks.div_ceil(segments)))
+    let counts = core::iter::successors(Some(1_u32), |&n| {
+        Some((n + 1).max((f64::from(n) * core::f64::consts::SQRT_2).round() as u32))
+    });
+    counts
+        .take_while(|&segments| segments <= most.max(1))
         .map(|segments| cost(problem, device, arch, roles, segments, Pinned::default()))
-        .fold(uncut, |best, next| if next.predicted_us < best.predicted_us { next } else { best })
+        .min_by(|a, b| a.predicted_us.total_cmp(&b.predicted_us))
+        .expect("one segment is always possible")
 }
 
 /// The schedule with `segments` segments, and its cost. Picks sharers and slabs unless they are given.
@@ -57,13 +88,19 @@ pub(super) fn cost(
         predicted_us: 0.0,
         uncut_us: 0.0,
     };
-    for (index, role) in roles.iter().enumerate() {
-        let (us, sharers, value_tile) = candidates(problem, *role, arch, pinned)
-            .map(|(sharers, value_tile)| (model.output_us(*role, arch, sharers, value_tile), sharers, value_tile))
+    let mut index = 0;
+    // As the launches are grouped.
+    let key_tile = |role: Role| tile(role.dims(problem).0);
+    for group in roles.chunk_by(|a, b| arch == Arch::Sm80 && key_tile(*a) == key_tile(*b)) {
+        let (us, sharers, value_tile) = candidates(problem, group[0], arch, pinned, model.chunks_per_segment)
+            .map(|(sharers, value_tile)| (model.outputs_us(group, arch, sharers, value_tile), sharers, value_tile))
             .min_by(|a, b| a.0.total_cmp(&b.0))
             .expect("there is a candidate");
         schedule.predicted_us += us;
-        (schedule.sharers[index], schedule.value_tiles[index]) = (sharers, value_tile);
+        for _ in group {
+            (schedule.sharers[index], schedule.value_tiles[index]) = (sharers, value_tile);
+            index += 1;
+        }
     }
     if model.segments > 1 {
         let num_states = if roles.len() == 1 { 1 } else { 2 };
@@ -78,7 +115,13 @@ pub(super) fn cost(
 }
 
 /// Sharers and slabs that there are kernels for.
-fn candidates(problem: &Problem, role: Role, arch: Arch, pinned: Pinned) -> impl Iterator<Item = (u32, u32)> {
+fn candidates(
+    problem: &Problem,
+    role: Role,
+    arch: Arch,
+    pinned: Pinned,
+    chunks: u32,
+) -> impl Iterator<Item = (u32, u32)> {
     let value_dim = role.dims(problem).1;
     let wide = arch == Arch::Sm90 && tile(value_dim) == 128;
     let value_tiles = match pinned.value_tile {
@@ -89,7 +132,8 @@ fn candidates(problem: &Problem, role: Role, arch: Arch, pinned: Pinned) -> impl
     let sharers = match (arch, pinned.sharers) {
         (Arch::Sm80, _) => 1..=1,
         (Arch::Sm90, Some(pinned)) => pinned.max(1)..=pinned.max(1),
-        (Arch::Sm90, None) => 1..=MOST_SHARERS,
+        // More than there are chunks would have nothing to output.
+        (Arch::Sm90, None) => 1..=MOST_SHARERS.min(chunks),
     };
     let value_tiles = [64, 128].into_iter().zip(value_tiles).filter(|(_, there)| *there).map(|(tile, _)| tile);
     value_tiles.flat_map(move |value_tile| sharers.clone().map(move |sharers| (sharers, value_tile)))
@@ -115,41 +159,48 @@ impl<'a> Model<'a> {
         Model { problem, device, sequences: problem.batch * problem.heads, segments, chunks_per_segment }
     }
 
-    fn waves(&self, variant: &Variant, blocks: usize) -> f64 {
-        let slots = (self.device.multiprocessors * self.device.resident_blocks(variant)) as usize;
-        blocks.div_ceil(slots) as f64
+    /// A launch of `blocks` blocks, each of which takes so many bytes a row from device memory and from L2.
+    fn launch_us(&self, variant: &Variant, blocks: usize, sharers: u32, memory_bytes: f64, l2_bytes: f64) -> f64 {
+        let multiprocessors = self.device.multiprocessors as usize;
+        let slots = multiprocessors * self.device.resident_blocks(variant) as usize;
+        let wave_us = |blocks: usize| {
+            let compute_us = match chunk_time(variant) {
+                ChunkTime::Shared { state_us, output_us } => state_us + output_us / f64::from(sharers),
+                ChunkTime::Crowded { alone_us, neighbour_us } => {
+                    alone_us + neighbour_us * (blocks.div_ceil(multiprocessors) - 1) as f64
+                }
+            };
+            let rows = blocks as f64 * f64::from(CHUNK);
+            let traffic_us = f64::max(rows * memory_bytes / MEMORY_BYTES_PER_US, rows * l2_bytes / L2_BYTES_PER_US);
+            RAMP_US + f64::from(self.chunks_per_segment) * compute_us.max(traffic_us)
+        };
+        let rest = blocks % slots;
+        let rest_us = if rest > 0 { wave_us(rest) } else { 0.0 };
+        LAUNCH_US + (blocks / slots) as f64 * wave_us(slots) + rest_us
     }
 
-    /// One launch of the output kernel.
-    fn output_us(&self, role: Role, arch: Arch, sharers: u32, value_tile: u32) -> f64 {
-        let (key_dim, value_dim) = role.dims(self.problem);
-        let slabs = value_dim.div_ceil(value_tile as usize);
+    /// One launch of the output kernel, for roles of one key tile.
+    fn outputs_us(&self, roles: &[Role], arch: Arch, sharers: u32, value_tile: u32) -> f64 {
+        let (key_dim, value_dim) = roles[0].dims(self.problem);
         let variant = find(Op::ChunkOutput, arch, self.problem.dtype, tile(key_dim), value_tile);
-        let chunk_us = match (arch, variant.key_tile) {
-            (Arch::Sm80, 64) => 2.0,
-            (Arch::Sm80, _) => 3.0,
-            (Arch::Sm90, 128) if value_tile == 128 => 0.37 + 1.16 / sharers as f64,
-            (Arch::Sm90, 64) if value_tile == 128 => 0.35 + 0.70 / sharers as f64,
-            // The state warpgroup sees every chunk, an output warpgroup every second one of its own.
-            (Arch::Sm90, 64) => f64::max(0.40, 0.75 / sharers as f64),
-            (Arch::Sm90, _) => f64::max(0.50, 0.90 / sharers as f64),
-        };
-        let blocks = self.sequences * slabs * (self.segments * sharers) as usize;
-        let compute_us = self.waves(variant, blocks) * self.chunks_per_segment as f64 * chunk_us;
-        let row_bytes = 2 * (2 * key_dim + 2 * value_dim);
-        let memory_us = (self.sequences * self.problem.seq_len * row_bytes) as f64 / MEMORY_BYTES_PER_US;
-        compute_us.max(memory_us) + LAUNCH_US
+        let slabs = value_dim.div_ceil(value_tile as usize);
+        let blocks = roles.len() * self.sequences * slabs * (self.segments * sharers) as usize;
+        let (key_dim, value_dim, slabs, shares) = (key_dim as f64, value_dim as f64, slabs as f64, f64::from(sharers));
+        let memory_bytes = 2.0 * (2.0 * key_dim + 2.0 * value_dim) / (slabs * shares);
+        // X and O of its own chunks, Y and Z of all.
+        let l2_bytes = 2.0 * (key_dim + value_dim / slabs) * (1.0 + 1.0 / shares);
+        self.launch_us(variant, blocks, sharers, memory_bytes, l2_bytes)
     }
 
     /// The state and scan kernels.
     fn states_us(&self, num_states: usize, workspace_bytes: usize) -> f64 {
-        let variant = find(Op::ChunkState, Arch::Sm80, self.problem.dtype, tile(self.problem.head_dim), SLAB);
-        let slabs = self.problem.value_dim.div_ceil(SLAB as usize);
-        let chunk_us = if variant.key_tile == 64 { 0.8 } else { 1.2 };
+        let &Problem { dtype, head_dim, value_dim, .. } = self.problem;
+        let variant = find(Op::ChunkState, Arch::Sm80, dtype, tile(head_dim), SLAB);
+        let slabs = value_dim.div_ceil(SLAB as usize);
         let blocks = num_states * self.sequences * slabs * (self.segments as usize - 1);
-        let compute_us = self.waves(variant, blocks) * self.chunks_per_segment as f64 * chunk_us;
-        let row_bytes = num_states * 2 * (self.problem.head_dim + self.problem.value_dim);
-        let memory_us = (self.sequences * self.problem.seq_len * row_bytes) as f64 / MEMORY_BYTES_PER_US;
-        compute_us.max(memory_us) + 2.0 * LAUNCH_US + 2.0 * workspace_bytes as f64 / SCAN_BYTES_PER_US
+        let memory_bytes = 2.0 * (head_dim + value_dim) as f64 / slabs as f64;
+        let l2_bytes = 2.0 * (head_dim as f64 + value_dim as f64 / slabs as f64);
+        let scan_us = LAUNCH_US + 2.0 * workspace_bytes as f64 / SCAN_BYTES_PER_US;
+        self.launch_us(variant, blocks, 1, memory_bytes, l2_bytes) + scan_us
     }
 }

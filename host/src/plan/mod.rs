@@ -92,16 +92,18 @@ impl Plan {
             let expected = "batch · heads up to 2^20";
             return Err(Error::Dimension { argument: "batch", got: problem.batch, expected });
         }
-        let arch = family(problem, &device);
-        let forward = schedule(problem, &device, arch, &FORWARD);
-        let backward = schedule(problem, &device, arch, &BACKWARD);
+        let best = |roles| {
+            let schedules = families(problem, &device).iter().map(|&arch| schedule(problem, &device, arch, roles));
+            schedules.min_by(|a, b| a.predicted_us.total_cmp(&b.predicted_us)).expect("there is a family")
+        };
+        let (forward, backward) = (best(&FORWARD), best(&BACKWARD));
         Ok(Plan { problem: problem.clone(), device, forward, backward })
     }
 
     /// The plan with the family of the output kernels pinned, for tests and tuning. [`Arch::Sm90`] is ignored where it does
     /// not run: on other devices, and on sequences shorter than a chunk.
     pub fn with_family(mut self, arch: Arch) -> Self {
-        let arch = if arch == Arch::Sm90 { family(&self.problem, &self.device) } else { arch };
+        let arch = if families(&self.problem, &self.device).contains(&arch) { arch } else { Arch::Sm80 };
         self.forward = schedule(&self.problem, &self.device, arch, &FORWARD);
         self.backward = schedule(&self.problem, &self.device, arch, &BACKWARD);
         self
@@ -227,9 +229,13 @@ impl Role {
     }
 }
 
-/// The best family for a problem. A sequence within one chunk takes the portable kernels, which round less there.
-fn family(problem: &Problem, device: &Device) -> Arch {
-    if device.compute_capability == (9, 0) && problem.seq_len >= CHUNK as usize { Arch::Sm90 } else { Arch::Sm80 }
+/// The families that run a problem.
+fn families(problem: &Problem, device: &Device) -> &'static [Arch] {
+    if device.compute_capability == (9, 0) && problem.seq_len >= CHUNK as usize {
+        &[Arch::Sm90, Arch::Sm80]
+    } else {
+        &[Arch::Sm80]
+    }
 }
 
 fn element(dtype: DType) -> Option<ElementType> {
