@@ -39,7 +39,7 @@ fn chunk_time(variant: &Variant) -> ChunkTime {
         (Op::ChunkOutput, Arch::Sm90, _, 64) => Shared { state_us: 0.52, output_us: 0.39 },
         (Op::ChunkOutput, Arch::Sm90, 64, _) => Shared { state_us: 0.41, output_us: 0.72 },
         (Op::ChunkOutput, Arch::Sm90, _, _) => Shared { state_us: 0.74, output_us: 1.00 },
-        (Op::ChunkOutput, Arch::Sm80, 64, _) => Crowded { alone_us: 1.80, neighbour_us: 0.49 },
+        (Op::ChunkOutput, Arch::Sm80, 64, _) => Crowded { alone_us: 1.95, neighbour_us: 0.49 },
         (Op::ChunkOutput, Arch::Sm80, _, _) => Crowded { alone_us: 2.20, neighbour_us: 1.40 },
         (_, _, 64, _) => Crowded { alone_us: 0.34, neighbour_us: 0.03 },
         (_, _, _, _) => Crowded { alone_us: 0.55, neighbour_us: 0.47 },
