@@ -309,6 +309,10 @@ mod tests {
             let header = fs::read_to_string(&path).unwrap().lines().next().unwrap().to_owned();
             let (expected, numbers): (&str, &[&str]) = match path.file_name().unwrap().to_str().unwrap() {
                 VALIDATION => ("date,commit,gpu,driver,case,output,error,bound", &["error", "bound"]),
+                "plan.csv" => (
+                    "pass,b,h,n,d,e,family,segments,sharers,value_tiles,ms,predicted_ms",
+                    &["b", "h", "n", "d", "e", "segments", "ms", "predicted_ms"],
+                ),
                 PEERS => (
                     "date,gpu,peer,source,operator,op,dtype,b,h,n,d,e,ms,copy_gbps,note",
                     &["b", "h", "n", "d", "e", "ms"],
