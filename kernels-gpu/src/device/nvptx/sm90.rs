@@ -235,165 +235,101 @@ pub fn wgmma_commit_group() {
     unsafe { asm!("wgmma.commit_group.sync.aligned;", options(nostack)) }
 }
 
-/// `wgmma.mma_async.sync.aligned.m64n64k16.f32` (9.7.15.5.2): D (+)= A B, A in registers.
-///
-/// # Safety
-/// All 128 threads of the warpgroup call it together. `descriptor` describes initialised shared memory that is visible to
-/// the asynchronous proxy. `a` keeps its value and `d` is not touched until the group was waited for.
-#[inline(always)]
-pub unsafe fn wgmma_m64n64k16_bf16<const TRANS_B: u32>(
-    d: &mut [f32; 32],
-    a: [u32; 4],
-    descriptor: u64,
-    accumulate: bool,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        asm!(
-            "{{ .reg .pred p; setp.ne.u32 p, {37}, 0; \
-             wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 \
-             {{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, \
-             {16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}}}, \
-             {{{32}, {33}, {34}, {35}}}, {36}, p, 1, 1, {38}; }}",
-            inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
-            inout(reg32) d[4], inout(reg32) d[5], inout(reg32) d[6], inout(reg32) d[7],
-            inout(reg32) d[8], inout(reg32) d[9], inout(reg32) d[10], inout(reg32) d[11],
-            inout(reg32) d[12], inout(reg32) d[13], inout(reg32) d[14], inout(reg32) d[15],
-            inout(reg32) d[16], inout(reg32) d[17], inout(reg32) d[18], inout(reg32) d[19],
-            inout(reg32) d[20], inout(reg32) d[21], inout(reg32) d[22], inout(reg32) d[23],
-            inout(reg32) d[24], inout(reg32) d[25], inout(reg32) d[26], inout(reg32) d[27],
-            inout(reg32) d[28], inout(reg32) d[29], inout(reg32) d[30], inout(reg32) d[31],
-            in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
-            in(reg64) descriptor, in(reg32) accumulate as u32, const TRANS_B,
-            options(nostack)
-        );
-    }
+macro_rules! wgmma_n64 {
+    ($name:ident, $ty:literal) => {
+        /// `wgmma.mma_async.sync.aligned.m64n64k16.f32` (9.7.15.5.2): D (+)= A B, A in registers.
+        ///
+        /// # Safety
+        /// All 128 threads of the warpgroup call it together. `descriptor` describes initialised shared memory that is visible to
+        /// the asynchronous proxy. `a` keeps its value and `d` is not touched until the group was waited for.
+        #[inline(always)]
+        pub unsafe fn $name<const TRANS_B: u32>(
+            d: &mut [f32; 32],
+            a: [u32; 4],
+            descriptor: u64,
+            accumulate: bool,
+        ) {
+            // SAFETY: the caller's contract.
+            unsafe {
+                asm!(
+                    concat!(
+                        "{{ .reg .pred p; setp.ne.u32 p, {37}, 0; \
+                     wgmma.mma_async.sync.aligned.m64n64k16.f32.", $ty, ".", $ty, " \
+                        {{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, \
+                     {16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}}}, \
+                     {{{32}, {33}, {34}, {35}}}, {36}, p, 1, 1, {38}; }}"
+                    ),
+                    inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
+                    inout(reg32) d[4], inout(reg32) d[5], inout(reg32) d[6], inout(reg32) d[7],
+                    inout(reg32) d[8], inout(reg32) d[9], inout(reg32) d[10], inout(reg32) d[11],
+                    inout(reg32) d[12], inout(reg32) d[13], inout(reg32) d[14], inout(reg32) d[15],
+                    inout(reg32) d[16], inout(reg32) d[17], inout(reg32) d[18], inout(reg32) d[19],
+                    inout(reg32) d[20], inout(reg32) d[21], inout(reg32) d[22], inout(reg32) d[23],
+                    inout(reg32) d[24], inout(reg32) d[25], inout(reg32) d[26], inout(reg32) d[27],
+                    inout(reg32) d[28], inout(reg32) d[29], inout(reg32) d[30], inout(reg32) d[31],
+                    in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
+                    in(reg64) descriptor, in(reg32) accumulate as u32, const TRANS_B,
+                    options(nostack)
+                );
+            }
+        }
+    };
 }
+wgmma_n64!(wgmma_m64n64k16_bf16, "bf16");
+wgmma_n64!(wgmma_m64n64k16_f16, "f16");
 
-/// `wgmma.mma_async.sync.aligned.m64n64k16.f32` (9.7.15.5.2): D (+)= A B, A in registers.
-///
-/// # Safety
-/// All 128 threads of the warpgroup call it together. `descriptor` describes initialised shared memory that is visible to
-/// the asynchronous proxy. `a` keeps its value and `d` is not touched until the group was waited for.
-#[inline(always)]
-pub unsafe fn wgmma_m64n64k16_f16<const TRANS_B: u32>(
-    d: &mut [f32; 32],
-    a: [u32; 4],
-    descriptor: u64,
-    accumulate: bool,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        asm!(
-            "{{ .reg .pred p; setp.ne.u32 p, {37}, 0; \
-             wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 \
-             {{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, \
-             {16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}}}, \
-             {{{32}, {33}, {34}, {35}}}, {36}, p, 1, 1, {38}; }}",
-            inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
-            inout(reg32) d[4], inout(reg32) d[5], inout(reg32) d[6], inout(reg32) d[7],
-            inout(reg32) d[8], inout(reg32) d[9], inout(reg32) d[10], inout(reg32) d[11],
-            inout(reg32) d[12], inout(reg32) d[13], inout(reg32) d[14], inout(reg32) d[15],
-            inout(reg32) d[16], inout(reg32) d[17], inout(reg32) d[18], inout(reg32) d[19],
-            inout(reg32) d[20], inout(reg32) d[21], inout(reg32) d[22], inout(reg32) d[23],
-            inout(reg32) d[24], inout(reg32) d[25], inout(reg32) d[26], inout(reg32) d[27],
-            inout(reg32) d[28], inout(reg32) d[29], inout(reg32) d[30], inout(reg32) d[31],
-            in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
-            in(reg64) descriptor, in(reg32) accumulate as u32, const TRANS_B,
-            options(nostack)
-        );
-    }
+macro_rules! wgmma_n128 {
+    ($name:ident, $ty:literal) => {
+        /// `wgmma.mma_async.sync.aligned.m64n128k16.f32` (9.7.15.5.2): D (+)= A B, A in registers.
+        ///
+        /// # Safety
+        /// All 128 threads of the warpgroup call it together. `descriptor` describes initialised shared memory that is visible to
+        /// the asynchronous proxy. `a` keeps its value and `d` is not touched until the group was waited for.
+        #[inline(always)]
+        pub unsafe fn $name<const TRANS_B: u32>(
+            d: &mut [f32; 64],
+            a: [u32; 4],
+            descriptor: u64,
+            accumulate: bool,
+        ) {
+            // SAFETY: the caller's contract.
+            unsafe {
+                asm!(
+                    concat!(
+                        "{{ .reg .pred p; setp.ne.u32 p, {69}, 0; \
+                     wgmma.mma_async.sync.aligned.m64n128k16.f32.", $ty, ".", $ty, " \
+                        {{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, \
+                     {16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}, \
+                     {32}, {33}, {34}, {35}, {36}, {37}, {38}, {39}, {40}, {41}, {42}, {43}, {44}, {45}, {46}, {47}, \
+                     {48}, {49}, {50}, {51}, {52}, {53}, {54}, {55}, {56}, {57}, {58}, {59}, {60}, {61}, {62}, {63}}}, \
+                     {{{64}, {65}, {66}, {67}}}, {68}, p, 1, 1, {70}; }}"
+                    ),
+                    inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
+                    inout(reg32) d[4], inout(reg32) d[5], inout(reg32) d[6], inout(reg32) d[7],
+                    inout(reg32) d[8], inout(reg32) d[9], inout(reg32) d[10], inout(reg32) d[11],
+                    inout(reg32) d[12], inout(reg32) d[13], inout(reg32) d[14], inout(reg32) d[15],
+                    inout(reg32) d[16], inout(reg32) d[17], inout(reg32) d[18], inout(reg32) d[19],
+                    inout(reg32) d[20], inout(reg32) d[21], inout(reg32) d[22], inout(reg32) d[23],
+                    inout(reg32) d[24], inout(reg32) d[25], inout(reg32) d[26], inout(reg32) d[27],
+                    inout(reg32) d[28], inout(reg32) d[29], inout(reg32) d[30], inout(reg32) d[31],
+                    inout(reg32) d[32], inout(reg32) d[33], inout(reg32) d[34], inout(reg32) d[35],
+                    inout(reg32) d[36], inout(reg32) d[37], inout(reg32) d[38], inout(reg32) d[39],
+                    inout(reg32) d[40], inout(reg32) d[41], inout(reg32) d[42], inout(reg32) d[43],
+                    inout(reg32) d[44], inout(reg32) d[45], inout(reg32) d[46], inout(reg32) d[47],
+                    inout(reg32) d[48], inout(reg32) d[49], inout(reg32) d[50], inout(reg32) d[51],
+                    inout(reg32) d[52], inout(reg32) d[53], inout(reg32) d[54], inout(reg32) d[55],
+                    inout(reg32) d[56], inout(reg32) d[57], inout(reg32) d[58], inout(reg32) d[59],
+                    inout(reg32) d[60], inout(reg32) d[61], inout(reg32) d[62], inout(reg32) d[63],
+                    in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
+                    in(reg64) descriptor, in(reg32) accumulate as u32, const TRANS_B,
+                    options(nostack)
+                );
+            }
+        }
+    };
 }
-
-/// `wgmma.mma_async.sync.aligned.m64n128k16.f32` (9.7.15.5.2): D (+)= A B, A in registers.
-///
-/// # Safety
-/// All 128 threads of the warpgroup call it together. `descriptor` describes initialised shared memory that is visible to
-/// the asynchronous proxy. `a` keeps its value and `d` is not touched until the group was waited for.
-#[inline(always)]
-pub unsafe fn wgmma_m64n128k16_bf16<const TRANS_B: u32>(
-    d: &mut [f32; 64],
-    a: [u32; 4],
-    descriptor: u64,
-    accumulate: bool,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        asm!(
-            "{{ .reg .pred p; setp.ne.u32 p, {69}, 0; \
-             wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 \
-             {{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, \
-             {16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}, \
-             {32}, {33}, {34}, {35}, {36}, {37}, {38}, {39}, {40}, {41}, {42}, {43}, {44}, {45}, {46}, {47}, \
-             {48}, {49}, {50}, {51}, {52}, {53}, {54}, {55}, {56}, {57}, {58}, {59}, {60}, {61}, {62}, {63}}}, \
-             {{{64}, {65}, {66}, {67}}}, {68}, p, 1, 1, {70}; }}",
-            inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
-            inout(reg32) d[4], inout(reg32) d[5], inout(reg32) d[6], inout(reg32) d[7],
-            inout(reg32) d[8], inout(reg32) d[9], inout(reg32) d[10], inout(reg32) d[11],
-            inout(reg32) d[12], inout(reg32) d[13], inout(reg32) d[14], inout(reg32) d[15],
-            inout(reg32) d[16], inout(reg32) d[17], inout(reg32) d[18], inout(reg32) d[19],
-            inout(reg32) d[20], inout(reg32) d[21], inout(reg32) d[22], inout(reg32) d[23],
-            inout(reg32) d[24], inout(reg32) d[25], inout(reg32) d[26], inout(reg32) d[27],
-            inout(reg32) d[28], inout(reg32) d[29], inout(reg32) d[30], inout(reg32) d[31],
-            inout(reg32) d[32], inout(reg32) d[33], inout(reg32) d[34], inout(reg32) d[35],
-            inout(reg32) d[36], inout(reg32) d[37], inout(reg32) d[38], inout(reg32) d[39],
-            inout(reg32) d[40], inout(reg32) d[41], inout(reg32) d[42], inout(reg32) d[43],
-            inout(reg32) d[44], inout(reg32) d[45], inout(reg32) d[46], inout(reg32) d[47],
-            inout(reg32) d[48], inout(reg32) d[49], inout(reg32) d[50], inout(reg32) d[51],
-            inout(reg32) d[52], inout(reg32) d[53], inout(reg32) d[54], inout(reg32) d[55],
-            inout(reg32) d[56], inout(reg32) d[57], inout(reg32) d[58], inout(reg32) d[59],
-            inout(reg32) d[60], inout(reg32) d[61], inout(reg32) d[62], inout(reg32) d[63],
-            in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
-            in(reg64) descriptor, in(reg32) accumulate as u32, const TRANS_B,
-            options(nostack)
-        );
-    }
-}
-
-/// `wgmma.mma_async.sync.aligned.m64n128k16.f32` (9.7.15.5.2): D (+)= A B, A in registers.
-///
-/// # Safety
-/// All 128 threads of the warpgroup call it together. `descriptor` describes initialised shared memory that is visible to
-/// the asynchronous proxy. `a` keeps its value and `d` is not touched until the group was waited for.
-#[inline(always)]
-pub unsafe fn wgmma_m64n128k16_f16<const TRANS_B: u32>(
-    d: &mut [f32; 64],
-    a: [u32; 4],
-    descriptor: u64,
-    accumulate: bool,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        asm!(
-            "{{ .reg .pred p; setp.ne.u32 p, {69}, 0; \
-             wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 \
-             {{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, \
-             {16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}, \
-             {32}, {33}, {34}, {35}, {36}, {37}, {38}, {39}, {40}, {41}, {42}, {43}, {44}, {45}, {46}, {47}, \
-             {48}, {49}, {50}, {51}, {52}, {53}, {54}, {55}, {56}, {57}, {58}, {59}, {60}, {61}, {62}, {63}}}, \
-             {{{64}, {65}, {66}, {67}}}, {68}, p, 1, 1, {70}; }}",
-            inout(reg32) d[0], inout(reg32) d[1], inout(reg32) d[2], inout(reg32) d[3],
-            inout(reg32) d[4], inout(reg32) d[5], inout(reg32) d[6], inout(reg32) d[7],
-            inout(reg32) d[8], inout(reg32) d[9], inout(reg32) d[10], inout(reg32) d[11],
-            inout(reg32) d[12], inout(reg32) d[13], inout(reg32) d[14], inout(reg32) d[15],
-            inout(reg32) d[16], inout(reg32) d[17], inout(reg32) d[18], inout(reg32) d[19],
-            inout(reg32) d[20], inout(reg32) d[21], inout(reg32) d[22], inout(reg32) d[23],
-            inout(reg32) d[24], inout(reg32) d[25], inout(reg32) d[26], inout(reg32) d[27],
-            inout(reg32) d[28], inout(reg32) d[29], inout(reg32) d[30], inout(reg32) d[31],
-            inout(reg32) d[32], inout(reg32) d[33], inout(reg32) d[34], inout(reg32) d[35],
-            inout(reg32) d[36], inout(reg32) d[37], inout(reg32) d[38], inout(reg32) d[39],
-            inout(reg32) d[40], inout(reg32) d[41], inout(reg32) d[42], inout(reg32) d[43],
-            inout(reg32) d[44], inout(reg32) d[45], inout(reg32) d[46], inout(reg32) d[47],
-            inout(reg32) d[48], inout(reg32) d[49], inout(reg32) d[50], inout(reg32) d[51],
-            inout(reg32) d[52], inout(reg32) d[53], inout(reg32) d[54], inout(reg32) d[55],
-            inout(reg32) d[56], inout(reg32) d[57], inout(reg32) d[58], inout(reg32) d[59],
-            inout(reg32) d[60], inout(reg32) d[61], inout(reg32) d[62], inout(reg32) d[63],
-            in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
-            in(reg64) descriptor, in(reg32) accumulate as u32, const TRANS_B,
-            options(nostack)
-        );
-    }
-}
+wgmma_n128!(wgmma_m64n128k16_bf16, "bf16");
+wgmma_n128!(wgmma_m64n128k16_f16, "f16");
 
 /// `wgmma.wait_group` (9.7.15.7.3): waits until all but the `N` most recent groups are done.
 ///
