@@ -313,6 +313,7 @@ mod tests {
                     "pass,b,h,n,d,e,family,segments,sharers,value_tiles,ms,predicted_ms",
                     &["b", "h", "n", "d", "e", "segments", "ms", "predicted_ms"],
                 ),
+                "sanitizer.csv" => ("date,commit,gpu,driver,tool,tests,passed,reports", &["passed", "reports"]),
                 PEERS => (
                     "date,gpu,peer,source,operator,op,dtype,b,h,n,d,e,ms,copy_gbps,note",
                     &["b", "h", "n", "d", "e", "ms"],
