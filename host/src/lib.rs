@@ -55,7 +55,7 @@
 //! kernels, allocates its workspace) and then runs it any number of times.
 //!
 #![cfg_attr(feature = "cuda", doc = "```no_run")]
-#![cfg_attr(not(feature = "cuda"), doc = "```ignore")]
+#![cfg_attr(not(feature = "cuda"), doc = "```text")]
 //! use half::bf16;
 //! use lightning_attention::cuda::cust::stream::{Stream, StreamFlags};
 //! use lightning_attention::cuda::{self, DeviceView, DeviceViewMut, Engine};
