@@ -17,7 +17,7 @@ use proptest::prelude::*;
 const CONSUMER: Device =
     Device { compute_capability: (8, 6), multiprocessors: 84, shared_bytes_per_multiprocessor: 100 * 1024 };
 
-const AUXILIARY: Auxiliary = Auxiliary { slopes: 0x1000, workspace: 0x10_0000 };
+const AUXILIARY: Auxiliary = Auxiliary { slopes: 0x1000, workspace: 0x10_0000, checkpoints: 0x20_0000 };
 
 /// A place in memory that is only looked at: tensors of different numbers do not overlap.
 fn region(number: u64, problem: &Problem, shape: [usize; 4]) -> Region {

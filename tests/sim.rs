@@ -27,35 +27,68 @@ struct Simulator {
     sharers: Option<u32>,
     /// Value columns of a slab, where sharers are pinned.
     value_tile: u32,
+    /// Pins whether dq, dk and dv come from one sweep.
+    sweep: Option<bool>,
+    /// Takes the checkpointed passes, with spans of so many rows.
+    span_len: Option<u32>,
     schedule: Schedule,
 }
 
 impl Simulator {
     fn of(device: Device) -> Self {
-        Simulator { device, segments: None, sharers: None, value_tile: 64, schedule: Schedule::default() }
+        Simulator { device, segments: None, sharers: None, value_tile: 64, sweep: None, span_len: None, schedule: Schedule::default() }
     }
 }
 
 impl Backend for Simulator {
     fn forward<T: Element>(&self, problem: &Problem, t: Forward<View<'_, T>, ViewMut<'_, T>>) -> Result<()> {
         let (plan, mut scratch) = self.prepare(problem)?;
+        self.forward_into(&plan, &mut scratch, t)
+    }
+
+    fn backward<T: Element>(&self, problem: &Problem, t: Backward<View<'_, T>, ViewMut<'_, T>>) -> Result<()> {
+        let (plan, mut scratch) = self.prepare(problem)?;
+        if self.span_len.is_some() {
+            let mut o = vec![T::from_f32(f32::NAN); t.do_.data.len()];
+            let o = ViewMut { data: &mut o, extent: t.do_.extent };
+            self.forward_into(&plan, &mut scratch, Forward { q: t.q, k: t.k, v: t.v, o })?;
+        }
+        self.backward_into(&plan, &mut scratch, t)
+    }
+}
+
+impl Simulator {
+    fn forward_into<T: Element>(
+        &self,
+        plan: &Plan,
+        scratch: &mut Scratch,
+        t: Forward<View<'_, T>, ViewMut<'_, T>>,
+    ) -> Result<()> {
         let mut memory = GlobalMemory::new();
-        let aux = scratch.register(&mut memory);
+        let aux = scratch.register(&mut memory, true);
         let tensors = Forward {
             q: input(&mut memory, "q", t.q),
             k: input(&mut memory, "k", t.k),
             v: input(&mut memory, "v", t.v),
             o: output(&mut memory, "o", t.o),
         };
-        problem.check_forward(&tensors, ROW_ALIGNMENT)?;
-        self.run(plan.forward_launches(&tensors, aux).iter(), &memory);
+        plan.problem().check_forward(&tensors, ROW_ALIGNMENT)?;
+        let launches = match self.span_len {
+            Some(_) => plan.checkpointed_forward_launches(&tensors, aux),
+            None => plan.forward_launches(&tensors, aux),
+        };
+        self.run(launches.iter(), &memory);
         Ok(())
     }
 
-    fn backward<T: Element>(&self, problem: &Problem, t: Backward<View<'_, T>, ViewMut<'_, T>>) -> Result<()> {
-        let (plan, mut scratch) = self.prepare(problem)?;
+    fn backward_into<T: Element>(
+        &self,
+        plan: &Plan,
+        scratch: &mut Scratch,
+        t: Backward<View<'_, T>, ViewMut<'_, T>>,
+    ) -> Result<()> {
         let mut memory = GlobalMemory::new();
-        let aux = scratch.register(&mut memory);
+        let aux = scratch.register(&mut memory, false);
         let tensors = Backward {
             q: input(&mut memory, "q", t.q),
             k: input(&mut memory, "k", t.k),
@@ -65,15 +98,24 @@ impl Backend for Simulator {
             dk: output(&mut memory, "dk", t.dk),
             dv: output(&mut memory, "dv", t.dv),
         };
-        problem.check_backward(&tensors, ROW_ALIGNMENT)?;
-        self.run(plan.backward_launches(&tensors, aux).iter(), &memory);
+        plan.problem().check_backward(&tensors, ROW_ALIGNMENT)?;
+        let launches = match self.span_len {
+            Some(_) => plan.checkpointed_backward_launches(&tensors, aux),
+            None => plan.backward_launches(&tensors, aux),
+        };
+        self.run(launches.iter(), &memory);
         Ok(())
     }
-}
 
-impl Simulator {
     fn prepare(&self, problem: &Problem) -> Result<(Plan, Scratch)> {
         let mut plan = Plan::new(problem, self.device)?;
+        if let Some(sweep) = self.sweep {
+            plan = plan.with_sweep(sweep);
+        }
+        if let Some(span_len) = self.span_len {
+            plan = plan.with_span(span_len);
+            assert_eq!(plan.checkpoints().is_some(), problem.seq_len > span_len as usize);
+        }
         if let Some(segments) = self.segments {
             plan = plan.with_segments(segments, segments);
         }
@@ -82,7 +124,8 @@ impl Simulator {
         }
         let slopes = Buffer::new(problem.validate()?);
         let workspace = Buffer::new(vec![f32::NAN; plan.workspace_bytes() / 4]);
-        Ok((plan, Scratch { slopes, workspace }))
+        let checkpoints = Buffer::new(vec![f32::NAN; plan.checkpoint_bytes() / 4]);
+        Ok((plan, Scratch { slopes, workspace, checkpoints }))
     }
 
     fn run<'a>(&self, launches: impl Iterator<Item = &'a Launch>, memory: &GlobalMemory<'_>) {
@@ -104,15 +147,22 @@ impl Simulator {
     }
 }
 
-/// What the kernels use beside the tensors. The workspace is NaN, and reading it before it is written a fault.
+/// What the kernels use beside the tensors. The workspace is NaN, and reading it before it is written a fault; so are the
+/// checkpoints until forward has stored them.
 struct Scratch {
     slopes: Buffer<f32>,
     workspace: Buffer<f32>,
+    checkpoints: Buffer<f32>,
 }
 
 impl Scratch {
-    fn register<'a>(&'a mut self, memory: &mut GlobalMemory<'a>) -> Auxiliary {
+    fn register<'a>(&'a mut self, memory: &mut GlobalMemory<'a>, stores_checkpoints: bool) -> Auxiliary {
         Auxiliary {
+            checkpoints: if stores_checkpoints {
+                memory.output("checkpoints", &mut self.checkpoints)
+            } else {
+                memory.input("checkpoints", &self.checkpoints)
+            },
             slopes: memory.input("slopes", &self.slopes),
             workspace: memory.output("workspace", &mut self.workspace),
         }
@@ -151,6 +201,7 @@ fn the_cases_reach_every_variant() {
         let plan = |case: &Case| Plan::new(&case.problem(), device).unwrap();
         reached.extend(cases::sim().iter().flat_map(|case| plan(case).variants()));
         reached.extend(long_cases().iter().flat_map(|case| plan(case).with_segments(2, 2).variants()));
+        reached.extend(sweep_cases(65).iter().flat_map(|case| plan(case).with_sweep(true).variants()));
         reached.extend(wide_cases(129).iter().flat_map(|case| plan(case).with_sharers(1, 128).variants()));
     }
     for variant in VARIANTS {
@@ -195,6 +246,42 @@ fn wide_slabs() {
         let wide = Simulator { sharers: Some(sharers), value_tile: 128, ..Simulator::of(HOPPER) };
         run_cases(&wide_cases(129), &wide);
         run_cases(&wide_cases(273), &Simulator { segments: Some(2), ..wide });
+    }
+}
+
+/// Every tile of the gradient kernel.
+fn sweep_cases(n: usize) -> Vec<Case> {
+    let dims = [(DType::Bf16, 128, 64), (DType::F16, 128, 128), (DType::Bf16, 40, 72), (DType::F16, 64, 64)];
+    let swapped = [(DType::F16, 128, 64), (DType::Bf16, 128, 128), (DType::F16, 64, 128), (DType::Bf16, 64, 56)];
+    [dims, swapped]
+        .concat()
+        .into_iter()
+        .map(|(dtype, d, e)| Case::new("sweep", dtype, [1, 6, n, d, e]).slopes(Slopes::Custom(SLOPES.to_vec())))
+        .collect()
+}
+
+#[test]
+fn one_sweep_without_checkpoints() {
+    for sharers in [1, 2, 3] {
+        let simulator = Simulator { sweep: Some(true), sharers: Some(sharers), ..Simulator::of(HOPPER) };
+        for n in [64, 65, 273] {
+            run_cases(&sweep_cases(n), &simulator);
+        }
+        // Segments divide the sequence.
+        run_cases(&sweep_cases(256), &Simulator { segments: Some(2), ..simulator });
+    }
+}
+
+#[test]
+fn one_sweep_from_checkpoints() {
+    for sharers in [1, 2, 3] {
+        for span_len in [64, 128] {
+            let simulator = Simulator { span_len: Some(span_len), sharers: Some(sharers), ..Simulator::of(HOPPER) };
+            for n in [129, 273] {
+                run_cases(&sweep_cases(n), &simulator);
+            }
+            run_cases(&sweep_cases(512), &Simulator { segments: Some(2), ..simulator });
+        }
     }
 }
 

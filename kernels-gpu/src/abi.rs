@@ -80,6 +80,15 @@ pub struct Params {
     pub slabs: u32,
     /// Blocks that share a slab of a segment: each carries the state along, and outputs every so manieth chunk.
     pub sharers: u32,
+    /// Rows between two checkpoints, a multiple of the chunk; a segment is a multiple of it, or at most as long.
+    pub span_len: u32,
+    /// f32 states `[batch·heads, spans, …]` that enter each span, laid out as those of application 0; the first of a
+    /// sequence, zero, is not used. The output kernel writes them unless this is 0, the gradient kernel reads them.
+    pub checkpoints: u64,
+    /// Workspace of the gradient kernel: 32 KiB for each block and 64 value columns.
+    pub stash: u64,
+    /// Spans of a sequence.
+    pub num_spans: u32,
     /// Nothing.
     pub padding: u32,
 }
@@ -116,5 +125,5 @@ pub const BOX_COLS: u32 = 64;
 
 const _: () = assert!(size_of::<Rows>() == 32);
 const _: () = assert!(size_of::<Application>() == 152);
-const _: () = assert!(size_of::<Params>() == 3 * 152 + 48);
+const _: () = assert!(size_of::<Params>() == 3 * 152 + 72);
 const _: () = assert!(core::mem::offset_of!(Params, slopes) == 456);

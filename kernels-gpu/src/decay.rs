@@ -24,6 +24,7 @@ impl Decay {
     /// λ^n for `n` ≥ 0, else 0: an entry of the causal mask M.
     #[inline(always)]
     pub fn pow_causal(self, n: i32) -> f32 {
-        if n >= 0 { self.pow(n as u32) } else { 0.0 }
+        let power = self.pow(n.max(0) as u32);
+        if n >= 0 { power } else { 0.0 }
     }
 }

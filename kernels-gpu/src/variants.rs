@@ -10,6 +10,8 @@ pub enum Op {
     StateScan,
     /// The outputs, walking each segment's chunks from its entering state.
     ChunkOutput,
+    /// dq, dk and dv in one sweep, from checkpoints (`docs/algorithm.md`, B8).
+    Gradients,
 }
 
 /// The oldest architecture a kernel's instructions run on.
@@ -83,6 +85,14 @@ macro_rules! for_each_variant {
             chunk_output_sm90_f16_d64_e128: ChunkOutput, Sm90, F16, 64, 128, 6, 512, 1;
             chunk_output_sm90_bf16_d128_e128: ChunkOutput, Sm90, Bf16, 128, 128, 3, 512, 1;
             chunk_output_sm90_f16_d128_e128: ChunkOutput, Sm90, F16, 128, 128, 3, 512, 1;
+            gradients_sm90_bf16_d64_e64: Gradients, Sm90, Bf16, 64, 64, 4, 512, 1;
+            gradients_sm90_bf16_d128_e64: Gradients, Sm90, Bf16, 128, 64, 3, 512, 1;
+            gradients_sm90_bf16_d64_e128: Gradients, Sm90, Bf16, 64, 128, 3, 512, 1;
+            gradients_sm90_bf16_d128_e128: Gradients, Sm90, Bf16, 128, 128, 2, 512, 1;
+            gradients_sm90_f16_d64_e64: Gradients, Sm90, F16, 64, 64, 4, 512, 1;
+            gradients_sm90_f16_d128_e64: Gradients, Sm90, F16, 128, 64, 3, 512, 1;
+            gradients_sm90_f16_d64_e128: Gradients, Sm90, F16, 64, 128, 3, 512, 1;
+            gradients_sm90_f16_d128_e128: Gradients, Sm90, F16, 128, 128, 2, 512, 1;
             state_scan_sm80_f32_d0:      StateScan,   Sm80, F32,  0, 0,   0, 128, 8;
         }
     };
@@ -110,12 +120,16 @@ macro_rules! rows {
 for_each_variant!(rows);
 
 /// Dynamic shared memory of a kernel: its ring of stages, and the 16-bit copy of the state. On Hopper also a ring of X,
-/// a second copy of the state, panels for two warpgroups' outputs, and the barriers.
+/// a second copy of the state, panels for two warpgroups' outputs, and the barriers; the gradient kernel has all inputs in a stage.
 const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, value_tile: u32, stages: u32) -> u32 {
     let (x, z, s) = (CHUNK * key_tile * 2, CHUNK * value_tile * 2, key_tile * value_tile * 2);
     match (op, arch) {
         (Op::ChunkState, _) => stages * (x + z),
         (Op::StateScan, _) => 0,
+        (Op::Gradients, _) => {
+            let (widest, outputs) = (if x > z { x } else { z }, 3 - value_tile / 64);
+            stages * 2 * (x + z) + 2 * s + outputs * widest + BARRIER_BYTES + DECAY_TABLE_BYTES
+        }
         (Op::ChunkOutput, Arch::Sm80) => stages * (2 * x + z) + s,
         (Op::ChunkOutput, Arch::Sm90) => stages * (x + z) + 2 * x + 2 * s + 2 * CHUNK * SLAB * 2 + BARRIER_BYTES,
     }
@@ -123,6 +137,9 @@ const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, value_tile: u32, stages
 
 /// Shared memory for the barriers of a kernel, and 16 bytes of scratch.
 pub const BARRIER_BYTES: u32 = 256;
+
+/// Shared memory for powers of a head's decay.
+pub const DECAY_TABLE_BYTES: u32 = 1552;
 
 /// Shared memory that every supported GPU gives one block.
 pub const MAX_SHARED_BYTES: u32 = 99 * 1024;

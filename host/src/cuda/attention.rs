@@ -35,7 +35,7 @@ impl Attention {
         let slopes = Memory::of(&engine.shared.context, "slopes", &plan.problem().validate()?)?;
         let kernels =
             plan.variants().into_iter().map(|v| engine.shared.modules.kernel(v)).collect::<Result<Vec<Kernel>>>()?;
-        let auxiliary = Auxiliary { slopes: slopes.address(), workspace };
+        let auxiliary = Auxiliary { slopes: slopes.address(), workspace, checkpoints: 0 };
         let tensor_maps = MapCache::new(engine.shared.tensor_maps, plan.problem().dtype);
         Ok(Attention {
             plan,

@@ -6,7 +6,7 @@
 
 use lightning_attention_kernels::variants::{Arch, CHUNK, Op, SLAB, Variant};
 
-use super::{Device, Role, Schedule, find, tile};
+use super::{Device, Role, Schedule, find, state_len, tile};
 use crate::Problem;
 
 /// Launching a kernel after another.
@@ -35,6 +35,10 @@ enum ChunkTime {
 fn chunk_time(variant: &Variant) -> ChunkTime {
     use ChunkTime::{Crowded, Shared};
     match (variant.op, variant.arch, variant.key_tile, variant.value_tile) {
+        (Op::Gradients, _, 64, 64) => Shared { state_us: 0.2, output_us: 1.2 },
+        (Op::Gradients, _, _, 64) => Shared { state_us: 0.3, output_us: 1.4 },
+        (Op::Gradients, _, 64, _) => Shared { state_us: 0.3, output_us: 2.0 },
+        (Op::Gradients, _, _, _) => Shared { state_us: 0.3, output_us: 2.6 },
         (Op::ChunkOutput, Arch::Sm90, 64, 64) => Shared { state_us: 0.23, output_us: 0.45 },
         (Op::ChunkOutput, Arch::Sm90, _, 64) => Shared { state_us: 0.52, output_us: 0.39 },
         (Op::ChunkOutput, Arch::Sm90, 64, _) => Shared { state_us: 0.41, output_us: 0.72 },
@@ -53,8 +57,28 @@ pub(super) struct Pinned {
     pub value_tile: Option<u32>,
 }
 
-/// Picks the number of segments, in steps of half an octave: between those nothing is to be had.
+/// Picks between a kernel for each output and, backward, one sweep.
 pub(super) fn schedule(problem: &Problem, device: &Device, arch: Arch, roles: &[Role]) -> Schedule {
+    let each = each(problem, device, arch, roles);
+    if arch == Arch::Sm80 || roles.len() == 1 {
+        return each;
+    }
+    let sweep = sweep(problem, device, None);
+    if sweep.predicted_us < each.predicted_us { sweep } else { each }
+}
+
+/// A kernel for each output.
+pub(super) fn each(problem: &Problem, device: &Device, arch: Arch, roles: &[Role]) -> Schedule {
+    best_of_segments(problem, device, |segments| cost(problem, device, arch, roles, segments, Pinned::default()))
+}
+
+/// One sweep for all gradients, from checkpoints every so many rows or from none.
+pub(super) fn sweep(problem: &Problem, device: &Device, span_len: Option<u32>) -> Schedule {
+    best_of_segments(problem, device, |segments| sweep_cost(problem, device, segments, None, span_len))
+}
+
+/// Picks the number of segments, in steps of half an octave: between those nothing is to be had.
+fn best_of_segments(problem: &Problem, device: &Device, cost: impl Fn(u32) -> Schedule) -> Schedule {
     let chunks = chunks(problem);
     // More segments than multiprocessor slots never help; each is at least one chunk.
     let most = chunks.min(device.multiprocessors * 8);
@@ -63,7 +87,7 @@ pub(super) fn schedule(problem: &Problem, device: &Device, arch: Arch, roles: &[
     });
     counts
         .take_while(|&segments| segments <= most.max(1))
-        .map(|segments| cost(problem, device, arch, roles, segments, Pinned::default()))
+        .map(cost)
         .min_by(|a, b| a.predicted_us.total_cmp(&b.predicted_us))
         .expect("one segment is always possible")
 }
@@ -84,6 +108,7 @@ pub(super) fn cost(
         segment_len: model.chunks_per_segment * CHUNK,
         sharers: [1; 3],
         value_tiles: [SLAB; 3],
+        sweep: None,
         workspace_bytes: 0,
         predicted_us: 0.0,
         uncut_us: 0.0,
@@ -104,14 +129,79 @@ pub(super) fn cost(
     }
     if model.segments > 1 {
         let num_states = if roles.len() == 1 { 1 } else { 2 };
-        let state_len = (tile(problem.head_dim) * tile(problem.value_dim)) as usize;
-        schedule.workspace_bytes = num_states * model.sequences * model.segments as usize * state_len * 4;
+        schedule.workspace_bytes = schedule.state_bytes(problem, num_states);
         schedule.predicted_us += model.states_us(num_states, schedule.workspace_bytes);
         schedule.uncut_us = cost(problem, device, arch, roles, 1, pinned).predicted_us;
     } else {
         schedule.uncut_us = schedule.predicted_us;
     }
     schedule
+}
+
+/// The schedule of a sweep with about `segments` segments, as many spans each as fit exactly, and its cost. Picks sharers unless they
+/// are given.
+pub(super) fn sweep_cost(
+    problem: &Problem,
+    device: &Device,
+    segments: u32,
+    sharers: Option<u32>,
+    span_len: Option<u32>,
+) -> Schedule {
+    let chunks = chunks(problem);
+    let span_chunks = span_len.map_or(1, |span_len| span_len / CHUNK);
+    let fits = |segments: &u32| {
+        *segments == 1
+            || problem.seq_len as u32 % (CHUNK * segments) == 0 && (chunks / segments).is_multiple_of(span_chunks)
+    };
+    let segments = (1..=segments.clamp(1, chunks)).rev().find(fits).expect("one segment is always possible");
+    let model = Model::new(problem, device, segments);
+    let segment_len = model.chunks_per_segment * CHUNK;
+    let candidates = match sharers {
+        Some(sharers) => sharers.max(1)..=sharers.max(1),
+        None => 1..=MOST_SHARERS.min(model.chunks_per_segment.div_ceil(span_chunks)),
+    };
+    let (predicted_us, sharers) = candidates
+        .map(|sharers| (model.sweep_us(sharers, span_len), sharers))
+        .min_by(|a, b| a.0.total_cmp(&b.0))
+        .expect("there is a candidate");
+    let mut schedule = Schedule {
+        arch: Arch::Sm90,
+        segments: model.segments,
+        segment_len,
+        sharers: [sharers; 3],
+        value_tiles: [tile(problem.head_dim), tile(problem.head_dim), tile(problem.value_dim)],
+        sweep: Some(span_len.unwrap_or(segment_len)),
+        workspace_bytes: 0,
+        predicted_us,
+        uncut_us: predicted_us,
+    };
+    let num_states = if span_len.is_some() { 1 } else { 2 };
+    schedule.workspace_bytes = schedule.state_bytes(problem, num_states);
+    if model.segments > 1 {
+        schedule.predicted_us += model.states_us(num_states, schedule.workspace_bytes);
+        schedule.uncut_us = sweep_cost(problem, device, 1, None, span_len).predicted_us;
+    }
+    // Where a block walks several spans, it puts G aside while it is in one.
+    if span_len.is_some_and(|span_len| span_len < segment_len) {
+        let blocks = model.sequences * (model.segments * sharers) as usize;
+        schedule.workspace_bytes += blocks * (tile(problem.value_dim) * 128 * 4) as usize;
+    }
+    schedule
+}
+
+impl Schedule {
+    /// Bytes of so many states of each segment.
+    pub(super) fn state_bytes(&self, problem: &Problem, num_states: usize) -> usize {
+        let segments = if self.segments > 1 { self.segments as usize } else { 0 };
+        num_states * problem.batch * problem.heads * segments * state_len(problem) * 4
+    }
+
+    /// The schedule of a forward pass that stores checkpoints besides.
+    pub(super) fn with_checkpoints(self, problem: &Problem, span_len: u32) -> Self {
+        let rows = (problem.batch * problem.heads * problem.seq_len) as f64;
+        let us = rows / f64::from(span_len) * (state_len(problem) * 4) as f64 / MEMORY_BYTES_PER_US;
+        Schedule { predicted_us: self.predicted_us + us, uncut_us: self.uncut_us + us, ..self }
+    }
 }
 
 /// Sharers and slabs that there are kernels for.
@@ -162,14 +252,26 @@ impl<'a> Model<'a> {
     /// A launch of `blocks` blocks, each of which takes so many bytes a row from device memory and from L2.
     fn launch_us(&self, variant: &Variant, blocks: usize, sharers: u32, memory_bytes: f64, l2_bytes: f64) -> f64 {
         let multiprocessors = self.device.multiprocessors as usize;
-        let slots = multiprocessors * self.device.resident_blocks(variant) as usize;
+        self.waves_us(variant, blocks, memory_bytes, l2_bytes, |blocks| match chunk_time(variant) {
+            ChunkTime::Shared { state_us, output_us } => state_us + output_us / f64::from(sharers),
+            ChunkTime::Crowded { alone_us, neighbour_us } => {
+                alone_us + neighbour_us * (blocks.div_ceil(multiprocessors) - 1) as f64
+            }
+        })
+    }
+
+    /// The same where a chunk takes the given time in a wave of so many blocks.
+    fn waves_us(
+        &self,
+        variant: &Variant,
+        blocks: usize,
+        memory_bytes: f64,
+        l2_bytes: f64,
+        compute_us: impl Fn(usize) -> f64,
+    ) -> f64 {
+        let slots = (self.device.multiprocessors * self.device.resident_blocks(variant)) as usize;
         let wave_us = |blocks: usize| {
-            let compute_us = match chunk_time(variant) {
-                ChunkTime::Shared { state_us, output_us } => state_us + output_us / f64::from(sharers),
-                ChunkTime::Crowded { alone_us, neighbour_us } => {
-                    alone_us + neighbour_us * (blocks.div_ceil(multiprocessors) - 1) as f64
-                }
-            };
+            let compute_us = compute_us(blocks);
             let rows = blocks as f64 * f64::from(CHUNK);
             let traffic_us = f64::max(rows * memory_bytes / MEMORY_BYTES_PER_US, rows * l2_bytes / L2_BYTES_PER_US);
             RAMP_US + f64::from(self.chunks_per_segment) * compute_us.max(traffic_us)
@@ -190,6 +292,26 @@ impl<'a> Model<'a> {
         // X and O of its own chunks, Y and Z of all.
         let l2_bytes = 2.0 * (key_dim + value_dim / slabs) * (1.0 + 1.0 / shares);
         self.launch_us(variant, blocks, sharers, memory_bytes, l2_bytes)
+    }
+
+    /// The gradient kernel.
+    fn sweep_us(&self, sharers: u32, span_len: Option<u32>) -> f64 {
+        let &Problem { dtype, head_dim, value_dim, .. } = self.problem;
+        let variant = find(Op::Gradients, Arch::Sm90, dtype, tile(head_dim), tile(value_dim));
+        let blocks = self.sequences * (self.segments * sharers) as usize;
+        let (d, e, shares) = (head_dim as f64, value_dim as f64, f64::from(sharers));
+        let (inputs, outputs) = (2.0 * d + 2.0 * e, 2.0 * d + e);
+        // Of its own chunks all, and what G takes of the others. With checkpoints what is read twice is read from L2 once.
+        let checkpoint = span_len.map_or(0.0, |span_len| 2.0 * (state_len(self.problem) as f64) / f64::from(span_len));
+        let again = if span_len.is_some() { 0.0 } else { d + 2.0 * e };
+        let memory_bytes = 2.0 * (inputs + outputs + again + checkpoint) / shares;
+        let forward = if span_len.is_some() { (d + 2.0 * e) / shares } else { d + e + e / shares };
+        let l2_bytes = 2.0 * (forward + d + e + (d + e + outputs + checkpoint) / shares);
+        let ChunkTime::Shared { state_us, output_us } = chunk_time(variant) else {
+            unreachable!("sweeps share segments")
+        };
+        let states = if span_len.is_some() { 1.0 + 1.0 / shares } else { 2.0 };
+        self.waves_us(variant, blocks, memory_bytes, l2_bytes, |_| states * state_us + output_us / shares)
     }
 
     /// The state and scan kernels.

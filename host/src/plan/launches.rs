@@ -5,7 +5,7 @@ use lightning_attention_kernels::abi::{
 };
 use lightning_attention_kernels::variants::{Arch, CHUNK, Op, SCAN_ELEMENTS, SLAB, Variant};
 
-use super::{Plan, Schedule, find, tile};
+use super::{Checkpoints, Plan, Schedule, find, tile};
 use crate::problem::Region;
 use crate::view::{Backward, Forward};
 
@@ -19,13 +19,14 @@ pub struct Launch {
     /// Its argument.
     pub params: Params,
     tensor_maps: [TensorMapSource; MAPS_PER_APPLICATION * MAX_APPLICATIONS],
+    operations: usize,
 }
 
 impl Launch {
     /// The tensors that kernels of [`Arch::Sm90`] take as tensor maps, those of each application in turn.
     pub fn tensor_maps(&self) -> &[TensorMapSource] {
-        let applications = if self.variant.arch == Arch::Sm90 { self.grid[1] } else { 0 };
-        &self.tensor_maps[..MAPS_PER_APPLICATION * applications as usize]
+        let operations = if self.variant.arch == Arch::Sm90 { self.operations } else { 0 };
+        &self.tensor_maps[..MAPS_PER_APPLICATION * operations]
     }
 }
 
@@ -59,16 +60,38 @@ pub struct Auxiliary {
     pub slopes: u64,
     /// At least [`Schedule::workspace_bytes`] bytes, 16-byte aligned; contents are overwritten.
     pub workspace: u64,
+    /// [`Checkpoints::bytes`] bytes, 16-byte aligned, for the passes that write and read checkpoints; else not used.
+    ///
+    /// [`Checkpoints::bytes`]: super::Checkpoints::bytes
+    pub checkpoints: u64,
 }
 
 impl Plan {
     /// The launches of a forward pass. The tensors must have passed [`Problem::check_forward`](crate::Problem).
     pub fn forward_launches(&self, tensors: &Forward<Region, Region>, aux: Auxiliary) -> Launches {
+        self.forward_launches_of(&self.forward, None, tensors, aux)
+    }
+
+    /// The launches of a forward pass that stores checkpoints, where there are any ([`Plan::checkpoints`]).
+    pub fn checkpointed_forward_launches(&self, tensors: &Forward<Region, Region>, aux: Auxiliary) -> Launches {
+        match &self.checkpoints {
+            Some(checkpoints) => self.forward_launches_of(&checkpoints.forward, Some(checkpoints), tensors, aux),
+            None => self.forward_launches(tensors, aux),
+        }
+    }
+
+    fn forward_launches_of(
+        &self,
+        schedule: &Schedule,
+        checkpoints: Option<&Checkpoints>,
+        tensors: &Forward<Region, Region>,
+        aux: Auxiliary,
+    ) -> Launches {
         let mut launches = Launches::new();
         if self.problem.seq_len == 0 {
             return launches;
         }
-        let pass = Pass { plan: self, schedule: &self.forward, aux };
+        let pass = Pass { plan: self, schedule, checkpoints, aux };
         let Forward { q, k, v, o } = *tensors;
         let o = pass.operation([q, k, v, o], pass.state(0, false), false);
         pass.push_states(&mut launches, &[o]);
@@ -78,19 +101,46 @@ impl Plan {
 
     /// The launches of a backward pass (B7). The tensors must have passed [`Problem::check_backward`](crate::Problem).
     pub fn backward_launches(&self, tensors: &Backward<Region, Region>, aux: Auxiliary) -> Launches {
+        self.backward_launches_of(&self.backward, None, tensors, aux)
+    }
+
+    /// The launches of a backward pass that reads what [`Plan::checkpointed_forward_launches`] stored for the same q, k, v.
+    pub fn checkpointed_backward_launches(&self, tensors: &Backward<Region, Region>, aux: Auxiliary) -> Launches {
+        match &self.checkpoints {
+            Some(checkpoints) => self.backward_launches_of(&checkpoints.backward, Some(checkpoints), tensors, aux),
+            None => self.backward_launches(tensors, aux),
+        }
+    }
+
+    fn backward_launches_of(
+        &self,
+        schedule: &Schedule,
+        checkpoints: Option<&Checkpoints>,
+        tensors: &Backward<Region, Region>,
+        aux: Auxiliary,
+    ) -> Launches {
         let mut launches = Launches::new();
         if self.problem.seq_len == 0 {
             return launches;
         }
-        let pass = Pass { plan: self, schedule: &self.backward, aux };
+        let pass = Pass { plan: self, schedule, checkpoints, aux };
         let Backward { q, k, v, do_, dq, dk, dv } = *tensors;
-        let dq = pass.operation([do_, v, k, dq], pass.state(0, true), false);
-        let dk = pass.operation([v, do_, q, dk], pass.state(1, true), true);
-        let dv = pass.operation([k, q, do_, dv], pass.state(1, false), true);
-        // S needs k, v as the forward pass does; its x and o are not used.
-        let state = pass.operation([q, k, v, do_], pass.state(0, false), false);
-        pass.push_states(&mut launches, &[state, dv]);
-        pass.push_outputs(&mut launches, &[dq, dk, dv]);
+        // Where forward left S, only G is to be made.
+        let (s, g) = if checkpoints.is_some() { (0, 0) } else { (0, 1) };
+        let dq = pass.operation([do_, v, k, dq], pass.state(s, true), false);
+        let dk = pass.operation([v, do_, q, dk], pass.state(g, true), true);
+        let dv = pass.operation([k, q, do_, dv], pass.state(g, false), true);
+        if checkpoints.is_some() {
+            pass.push_states(&mut launches, &[dv]);
+        } else {
+            // S needs k, v as the forward pass does; its x and o are not used.
+            let state = pass.operation([q, k, v, do_], pass.state(s, false), false);
+            pass.push_states(&mut launches, &[state, dv]);
+        }
+        match schedule.sweep {
+            Some(span_len) => pass.push_sweep(&mut launches, &[dq, dk, dv], span_len),
+            None => pass.push_outputs(&mut launches, &[dq, dk, dv]),
+        }
         launches
     }
 }
@@ -106,6 +156,8 @@ struct Operation {
 struct Pass<'a> {
     plan: &'a Plan,
     schedule: &'a Schedule,
+    /// To write forward, to read backward.
+    checkpoints: Option<&'a Checkpoints>,
     aux: Auxiliary,
 }
 
@@ -125,13 +177,13 @@ impl Pass<'_> {
     /// The `index`-th state array `[batch·heads, segments, D, E]` (padded dims), or its transpose.
     fn state(&self, index: u64, transposed: bool) -> State {
         let problem = &self.plan.problem;
+        let row = tile(problem.value_dim);
+        let (row_stride, col_stride) = if transposed { (1, row) } else { (row, 1) };
         if self.schedule.segments == 1 {
-            return State { address: 0, row_stride: 0, col_stride: 0 };
+            return State { address: 0, row_stride, col_stride };
         }
         let states = (problem.batch * problem.heads) as u64 * self.schedule.segments as u64;
         let address = self.aux.workspace + index * states * self.state_len() as u64 * 4;
-        let row = tile(problem.value_dim);
-        let (row_stride, col_stride) = if transposed { (1, row) } else { (row, 1) };
         State { address, row_stride, col_stride }
     }
 
@@ -169,6 +221,10 @@ impl Pass<'_> {
             sharers,
             ..Params::default()
         };
+        if let Some(checkpoints) = self.checkpoints {
+            (params.checkpoints, params.span_len) = (self.aux.checkpoints, checkpoints.span_len);
+            params.num_spans = params.seq_len.div_ceil(checkpoints.span_len);
+        }
         let mut tensor_maps = [TensorMapSource::default(); MAPS_PER_APPLICATION * MAX_APPLICATIONS];
         for (index, operation) in operations.iter().enumerate() {
             params.applications[index] = operation.application;
@@ -180,8 +236,10 @@ impl Pass<'_> {
             Op::ChunkState => sequences * params.slabs * (params.segments - 1),
             Op::StateScan => sequences * (params.state_len / SCAN_ELEMENTS),
             Op::ChunkOutput => sequences * params.slabs * params.segments * sharers,
+            Op::Gradients => sequences * params.segments * sharers,
         };
-        Launch { variant, grid: [blocks, operations.len() as u32, 1], params, tensor_maps }
+        let layers = if variant.op == Op::Gradients { 1 } else { operations.len() as u32 };
+        Launch { variant, grid: [blocks, layers, 1], params, tensor_maps, operations: operations.len() }
     }
 
     /// F4 and F5: the states that enter each segment.
@@ -193,6 +251,24 @@ impl Pass<'_> {
         for (op, key_tile, value_tile) in [(Op::ChunkState, tile(problem.head_dim), SLAB), (Op::StateScan, 0, 0)] {
             launches.push(self.launch(find(op, Arch::Sm80, problem.dtype, key_tile, value_tile), operations, 1));
         }
+    }
+
+    /// B8: dq, dk and dv in one sweep.
+    fn push_sweep(&self, launches: &mut Launches, operations: &[Operation], span_len: u32) {
+        let problem = &self.plan.problem;
+        let tiles = (tile(problem.head_dim), tile(problem.value_dim));
+        let variant = find(Op::Gradients, Arch::Sm90, problem.dtype, tiles.0, tiles.1);
+        let mut launch = self.launch(variant, operations, self.schedule.sharers[0]);
+        let states = self.schedule.state_bytes(problem, if self.checkpoints.is_some() { 1 } else { 2 });
+        launch.params.slabs = 1;
+        launch.params.stash = self.aux.workspace + states as u64;
+        launch.params.span_len = span_len;
+        if self.checkpoints.is_none() {
+            // Segments begin from what the scan left.
+            launch.params.checkpoints = operations[0].application.states;
+            launch.params.num_spans = self.schedule.segments;
+        }
+        launches.push(launch);
     }
 
     /// F2 and F3: the outputs. Portable kernels of one tile go in one launch; a Hopper block fills a multiprocessor, and

@@ -10,7 +10,7 @@ use lightning_attention_kernels::variants::{Arch, CHUNK, ElementType, Op, SLAB, 
 
 use crate::view::DType;
 use crate::{Error, Problem, Result};
-use cost::{Pinned, cost, schedule};
+use cost::{Pinned, cost, each, schedule, sweep, sweep_cost};
 pub use launches::{Auxiliary, Launch, Launches};
 
 /// Bytes to which every row of a tensor is aligned on the device.
@@ -52,12 +52,30 @@ pub struct Schedule {
     pub sharers: [u32; MAX_APPLICATIONS],
     /// Value columns of a slab, for each output of the pass.
     pub value_tiles: [u32; MAX_APPLICATIONS],
-    /// f32 states kept between the kernels of the pass, bytes.
+    /// Rows of a span, where one sweep makes dq, dk and dv (`docs/algorithm.md`, B8); else each output has a kernel of its own.
+    pub sweep: Option<u32>,
+    /// f32 states kept between the kernels of the pass or within one, bytes.
     pub workspace_bytes: usize,
     /// What the cost model expects, microseconds on an H200.
     pub predicted_us: f64,
     /// What it expects without cutting the sequence.
     pub uncut_us: f64,
+}
+
+/// States that a forward pass stores so that backward reads every input once.
+///
+/// Used where both passes together are predicted to be faster with them, which takes a GPU of [`Arch::Sm90`] and sequences longer than
+/// a span. Otherwise the checkpointed passes are the plain ones and need no memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Checkpoints {
+    /// Rows between two checkpoints: by default the power of two that keeps them just below a fifth of q, k, v and o.
+    pub span_len: u32,
+    /// f32 states `[batch·heads, ⌈N / span_len⌉, D, E]`, dims padded to multiples of 64, bytes.
+    pub bytes: usize,
+    /// How the forward pass runs that stores them.
+    pub forward: Schedule,
+    /// How the backward pass runs that reads them.
+    pub backward: Schedule,
 }
 
 /// How a problem is run on a device; prints itself with its reasons.
@@ -67,6 +85,7 @@ pub struct Plan {
     device: Device,
     forward: Schedule,
     backward: Schedule,
+    checkpoints: Option<Checkpoints>,
 }
 
 impl Plan {
@@ -97,7 +116,44 @@ impl Plan {
             schedules.min_by(|a, b| a.predicted_us.total_cmp(&b.predicted_us)).expect("there is a family")
         };
         let (forward, backward) = (best(&FORWARD), best(&BACKWARD));
-        Ok(Plan { problem: problem.clone(), device, forward, backward })
+        let plan = Plan { problem: problem.clone(), device, forward, backward, checkpoints: None };
+        let Some(checkpoints) = plan.with_span(default_span(problem)).checkpoints else { return Ok(plan) };
+        let us = |forward: &Schedule, backward: &Schedule| forward.predicted_us + backward.predicted_us;
+        let pays = us(&checkpoints.forward, &checkpoints.backward) < us(&plan.forward, &plan.backward);
+        Ok(Plan { checkpoints: pays.then_some(checkpoints), ..plan })
+    }
+
+    /// The plan with checkpoints every `span_len` rows, rounded up to whole chunks, for tests and tuning. Without any where there
+    /// are no kernels for them or but one span.
+    pub fn with_span(&self, span_len: u32) -> Self {
+        let span_len = span_len.next_multiple_of(CHUNK).max(CHUNK);
+        let problem = &self.problem;
+        let spans = problem.seq_len.div_ceil(span_len as usize);
+        let runs = spans > 1 && families(problem, &self.device).contains(&Arch::Sm90);
+        let checkpoints = runs.then(|| Checkpoints {
+            span_len,
+            bytes: problem.batch * problem.heads * spans * state_len(problem) * 4,
+            forward: schedule(problem, &self.device, Arch::Sm90, &FORWARD).with_checkpoints(problem, span_len),
+            backward: sweep(problem, &self.device, Some(span_len)),
+        });
+        Plan { checkpoints, ..self.clone() }
+    }
+
+    /// The plan without checkpoints: the checkpointed passes are the plain ones.
+    pub fn without_checkpoints(mut self) -> Self {
+        self.checkpoints = None;
+        self
+    }
+
+    /// The plan with dq, dk and dv from one sweep, or with a kernel for each, for tests and tuning. There is no sweep but on GPUs of
+    /// [`Arch::Sm90`], and checkpointed passes always sweep.
+    pub fn with_sweep(mut self, sweeps: bool) -> Self {
+        if sweeps && families(&self.problem, &self.device).contains(&Arch::Sm90) {
+            self.backward = sweep(&self.problem, &self.device, None);
+        } else if self.backward.sweep.is_some() {
+            self.backward = each(&self.problem, &self.device, Arch::Sm90, &BACKWARD);
+        }
+        self
     }
 
     /// The plan with the family of the output kernels pinned, for tests and tuning. [`Arch::Sm90`] is ignored where it does
@@ -112,22 +168,33 @@ impl Plan {
     /// The plan with the number of segments pinned, forward and backward, for tests and tuning. Clamped to what the
     /// sequence length allows.
     pub fn with_segments(mut self, forward: u32, backward: u32) -> Self {
-        self.forward = self.repin(&self.forward, &FORWARD, forward, Pinned::default());
-        self.backward = self.repin(&self.backward, &BACKWARD, backward, Pinned::default());
+        self.repin([Some(forward), Some(backward)], Pinned::default());
         self
     }
 
     /// The plan with the number of blocks that share a slab of a segment pinned, and the value columns of a slab, for
     /// tests and tuning. Only kernels of [`Arch::Sm90`] share; slabs of 128 columns are for dims above 64.
     pub fn with_sharers(mut self, sharers: u32, value_tile: u32) -> Self {
-        let pinned = Pinned { sharers: Some(sharers), value_tile: Some(value_tile) };
-        self.forward = self.repin(&self.forward, &FORWARD, self.forward.segments, pinned);
-        self.backward = self.repin(&self.backward, &BACKWARD, self.backward.segments, pinned);
+        self.repin([None, None], Pinned { sharers: Some(sharers), value_tile: Some(value_tile) });
         self
     }
 
-    fn repin(&self, schedule: &Schedule, roles: &[Role], segments: u32, pinned: Pinned) -> Schedule {
-        cost(&self.problem, &self.device, schedule.arch, roles, segments, pinned)
+    /// Plans anew with so many segments forward and backward, or as many as there were.
+    fn repin(&mut self, [forward, backward]: [Option<u32>; 2], pinned: Pinned) {
+        let (problem, device) = (&self.problem, &self.device);
+        let again = |s: &Schedule, roles: &[Role], segments: Option<u32>, checkpoints: Option<u32>| {
+            let segments = segments.unwrap_or(s.segments);
+            match s.sweep {
+                Some(_) => sweep_cost(problem, device, segments, pinned.sharers, checkpoints),
+                None => cost(problem, device, s.arch, roles, segments, pinned),
+            }
+        };
+        self.forward = again(&self.forward, &FORWARD, forward, None);
+        self.backward = again(&self.backward, &BACKWARD, backward, None);
+        if let Some(c) = &mut self.checkpoints {
+            c.forward = again(&c.forward, &FORWARD, forward, None).with_checkpoints(problem, c.span_len);
+            c.backward = again(&c.backward, &BACKWARD, backward, Some(c.span_len));
+        }
     }
 
     /// The problem that was planned.
@@ -145,9 +212,25 @@ impl Plan {
         &self.backward
     }
 
-    /// Workspace that serves both passes, bytes.
+    /// What the checkpointed passes hand over; `None` where they are the plain passes.
+    pub fn checkpoints(&self) -> Option<&Checkpoints> {
+        self.checkpoints.as_ref()
+    }
+
+    /// Memory that lives from a checkpointed forward pass to its backward pass, bytes; 0 where none is used.
+    pub fn checkpoint_bytes(&self) -> usize {
+        self.checkpoints.map_or(0, |checkpoints| checkpoints.bytes)
+    }
+
+    /// The schedules of all passes.
+    fn schedules(&self) -> impl Iterator<Item = (&Schedule, &'static [Role])> {
+        let checkpointed = self.checkpoints.iter().flat_map(|c| [(&c.forward, &FORWARD[..]), (&c.backward, &BACKWARD)]);
+        [(&self.forward, &FORWARD[..]), (&self.backward, &BACKWARD)].into_iter().chain(checkpointed)
+    }
+
+    /// Workspace that serves all passes, bytes.
     pub fn workspace_bytes(&self) -> usize {
-        self.forward.workspace_bytes.max(self.backward.workspace_bytes)
+        self.schedules().map(|(schedule, _)| schedule.workspace_bytes).max().unwrap_or(0)
     }
 
     /// The kernels this plan launches.
@@ -159,10 +242,15 @@ impl Plan {
                 variants.push(variant);
             }
         };
-        for (schedule, roles) in [(&self.forward, &FORWARD[..]), (&self.backward, &BACKWARD[..])] {
+        for (schedule, roles) in self.schedules() {
             if schedule.segments > 1 {
                 push(find(Op::ChunkState, Arch::Sm80, dtype, tile(self.problem.head_dim), SLAB));
                 push(find(Op::StateScan, Arch::Sm80, dtype, 0, 0));
+            }
+            if schedule.sweep.is_some() {
+                let tiles = (tile(self.problem.head_dim), tile(self.problem.value_dim));
+                push(find(Op::Gradients, Arch::Sm90, dtype, tiles.0, tiles.1));
+                continue;
             }
             for (role, &value_tile) in roles.iter().zip(&schedule.value_tiles) {
                 push(find(Op::ChunkOutput, schedule.arch, dtype, tile(role.dims(&self.problem).0), value_tile));
@@ -188,22 +276,26 @@ impl fmt::Display for Plan {
             self.device.compute_capability.0,
             self.device.compute_capability.1
         )?;
-        for (name, s, roles) in [("forward", &self.forward, 1), ("backward", &self.backward, 3)] {
+        let names = ["forward", "backward", "checkpointed forward", "checkpointed backward"];
+        for (name, (s, roles)) in names.into_iter().zip(self.schedules()) {
+            write!(f, "{name}: {:?}, {} segment(s) of {} rows, ", s.arch, s.segments, s.segment_len)?;
+            match s.sweep {
+                None => {
+                    let (sharers, value_tiles) = (&s.sharers[..roles.len()], &s.value_tiles[..roles.len()]);
+                    write!(f, "{sharers:?} sharing slabs of {value_tiles:?}")?;
+                }
+                Some(span_len) => write!(f, "{} sharing one sweep in spans of {span_len}", s.sharers[0])?,
+            }
+            let Schedule { predicted_us, uncut_us, workspace_bytes, .. } = s;
             writeln!(
                 f,
-                "{name}: {:?}, {} segment(s) of {} rows, {:?} sharing slabs of {:?}, predicted {:.0} µs against {:.0} µs uncut, \
-                 workspace {} bytes",
-                s.arch,
-                s.segments,
-                s.segment_len,
-                &s.sharers[..roles],
-                &s.value_tiles[..roles],
-                s.predicted_us,
-                s.uncut_us,
-                s.workspace_bytes
+                ", predicted {predicted_us:.0} µs against {uncut_us:.0} µs uncut, workspace {workspace_bytes} bytes"
             )?;
         }
-        Ok(())
+        match &self.checkpoints {
+            Some(c) => writeln!(f, "checkpoints: every {} rows, {} bytes", c.span_len, c.bytes),
+            None => Ok(()),
+        }
     }
 }
 
@@ -227,6 +319,17 @@ impl Role {
             Role::Dq | Role::Dk => (problem.value_dim, problem.head_dim),
         }
     }
+}
+
+/// Rows between two checkpoints: the power of two that keeps them just below a fifth of q, k, v and o.
+fn default_span(problem: &Problem) -> u32 {
+    let row_bytes = 2 * (problem.head_dim + problem.value_dim) * problem.dtype.size();
+    (state_len(problem) * 4 * 5).div_ceil(row_bytes).next_power_of_two().max(CHUNK as usize) as u32
+}
+
+/// f32 elements of a state, both dims padded to the tile.
+fn state_len(problem: &Problem) -> usize {
+    (tile(problem.head_dim) * tile(problem.value_dim)) as usize
 }
 
 /// The families that run a problem.

@@ -31,7 +31,7 @@ pub use imp::{
     // conversion: fn(lo: f32, hi: f32) -> u32, round to nearest even; fn(u32) -> [f32; 2] (lo, hi)
     cvt_f32_f16x2, cvt_rn_bf16x2_f32, cvt_rn_f16x2_f32,
     // shared memory: unsafe fn(addr: u32) -> …, unsafe fn(addr: u32, value)
-    ld_shared_b32x4, st_shared_b32, st_shared_b32x4,
+    ld_shared_b32x4, ld_shared_f32, st_shared_b32, st_shared_b32x4,
     // global memory: unsafe fn(*const f32) -> …, unsafe fn(*mut …, value); x4 forms are 16-byte aligned
     ld_global_f32, ld_global_f32x4, st_global_b32x4, st_global_f32, st_global_f32x4,
     // asynchronous copy: unsafe fn(dst: u32, src: *const u8, src_bytes: u32): 16 bytes to shared memory, of which the

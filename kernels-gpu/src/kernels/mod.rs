@@ -2,8 +2,10 @@
 
 pub mod chunk_output;
 pub mod chunk_state;
+pub mod gradients;
 mod state;
 pub mod state_scan;
+mod warpgroup;
 
 #[cfg(target_arch = "nvptx64")]
 use crate::abi::TensorMaps;
@@ -88,6 +90,9 @@ macro_rules! body {
     };
     (ChunkOutput, Sm90, $element:ident, $d:literal, $e:literal, $stages:literal) => {
         chunk_output::sm90::chunk_output::<crate::element::$element, $d, $e, $stages>
+    };
+    (Gradients, Sm90, $element:ident, $d:literal, $e:literal, $stages:literal) => {
+        gradients::sm90::gradients::<crate::element::$element, $d, $e, $stages>
     };
     (StateScan, Sm80, $element:ident, $d:literal, $e:literal, $stages:literal) => {
         state_scan::state_scan

@@ -17,7 +17,13 @@ impl Descriptor {
     /// The operand whose first panel is at `operand`.
     #[inline(always)]
     pub const fn new(operand: u32) -> Self {
-        let leading = (PANEL_BYTES / 16) as u64;
+        Self::of_tall(operand, PANEL_BYTES)
+    }
+
+    /// The same where panels of `panel_bytes` have more or fewer than 64 rows.
+    #[inline(always)]
+    pub const fn of_tall(operand: u32, panel_bytes: u32) -> Self {
+        let leading = (panel_bytes / 16) as u64;
         let stride = (8 * ROW_BYTES / 16) as u64;
         Descriptor(((operand & 0x3_ffff) >> 4) as u64 | leading << 16 | stride << 32 | 1 << 62)
     }

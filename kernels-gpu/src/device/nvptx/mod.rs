@@ -139,6 +139,18 @@ pub unsafe fn ld_shared_b32x4(addr: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// `ld.shared.f32` (9.7.8.8). Stays where it is: it is not hoisted out of a loop.
+///
+/// # Safety
+/// `addr` is a 4-byte aligned address of initialised shared memory of this block.
+#[inline(always)]
+pub unsafe fn ld_shared_f32(addr: u32) -> f32 {
+    let value: f32;
+    // SAFETY: the caller's contract.
+    unsafe { asm!("ld.shared.f32 {0}, [{1}];", out(reg32) value, in(reg32) addr, options(nostack, readonly)) }
+    value
+}
+
 /// `st.shared.b32` (9.7.8.11).
 ///
 /// # Safety

@@ -16,4 +16,4 @@ pub mod sm80;
 pub mod sm90;
 
 /// Sequences up to this long count the remainder of P in every chunk.
-const FEW_ROWS: u32 = 512;
+pub(super) const FEW_ROWS: u32 = 512;

@@ -24,26 +24,28 @@
 //! reversed instead. Rows and columns outside the tensor read as zero and are not written, by the copy engine; only what
 //! begins before the first row must be kept from it (an illegal instruction).
 
-use super::super::{WorkItem, application, head_decay};
+use super::super::warpgroup::{
+    Masks, RegisterMasks, RegisterRowDecay, StatePlace, WARPS, load_fragments, load_scaled_columns, product, step, store_rounded, update_state,
+    wait,
+};
+use super::super::{WorkItem, application, div_rem, head_decay};
 use super::FEW_ROWS;
 use crate::abi::{Application, MAPS_PER_APPLICATION, Params, TensorMap};
 use crate::decay::Decay;
 use crate::device::{
     block_idx_y, cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if,
     cp_async_bulk_wait_group, cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal,
-    dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, ld_global_f32, ldmatrix_x4, ldmatrix_x4_trans,
-    mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, setmaxnreg_dec, setmaxnreg_inc, stmatrix_x4, syncthreads,
-    syncwarp, thread_idx_x, wgmma_commit_group, wgmma_fence, wgmma_wait_group,
+    dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if,
+    setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp, thread_idx_x, wgmma_commit_group, wgmma_fence,
+    wgmma_wait_group,
 };
 use crate::element::Element;
 use crate::tile::descriptor::Descriptor;
 use crate::tile::pipeline::Ring;
-use crate::tile::shared::{BlockAddress, PANEL_BYTES, ROW_BYTES};
+use crate::tile::shared::{PANEL_BYTES, ROW_BYTES};
 use crate::tile::unroll;
 use crate::variants::{BARRIER_BYTES, CHUNK};
 
-/// Warps of a warpgroup: what arrives on a barrier.
-const WARPS: u32 = 4;
 /// The kernel.
 ///
 /// # Safety
@@ -224,34 +226,31 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
     ) {
         let (warp, lane) = (thread / 32, thread % 32);
         let mut s = [0.0f32; 64];
+        let strides = [app.state_row_stride as usize, app.state_col_stride as usize];
+        let row = self.item.slab * E + 64 * index;
         if app.states != 0 {
+            let at = self.item.sequence as usize * params.segments as usize + self.item.segment as usize;
+            let state = (app.states as *const f32).wrapping_add(at * params.state_len as usize);
             // SAFETY: the scan kernel has filled the workspace.
-            unsafe { self.load_state(&mut s, params, app, 64 * index + 16 * warp + lane / 4, 2 * (lane % 4)) };
+            unsafe { StatePlace::new(state, strides, row, warp, lane).load::<D>(&mut s) };
         }
-        // K̄ of this lane's columns in steps of 16 rows.
-        let mut row_decay = [[0.0; 4]; 4];
-        unroll!(K in 4 {
-            let first = 16 * K as u32 + 2 * (lane % 4);
-            let at = |row: u32| decay.pow(if self.backwards { first + row } else { CHUNK - 1 - first - row });
-            row_decay[K] = [at(0), at(1), at(8), at(9)];
-        });
+        let row_decay = RegisterRowDecay::new(decay, lane, self.backwards);
         let chunk_decay = decay.pow(CHUNK);
-        let z_address = BlockAddress::columns_first(lane);
         let elected = lane == 0;
-        // (K̄ Z)ᵀ of a chunk as A fragments: this warp's 16 columns of Z.
         let load_z = |yz: u32| {
-            let mut a = [0; 16];
-            unroll!(K in 4 {
-                let f = row_decay[K];
-                // SAFETY: the slot is full.
-                let z = unsafe { ldmatrix_x4_trans(z_address.at(yz + (Self::PANELS + index) * PANEL_BYTES, 16 * K as u32, warp)) };
-                a[4 * K] = T::scale(z[0], [f[0], f[1]]);
-                a[4 * K + 1] = T::scale(z[1], [f[0], f[1]]);
-                a[4 * K + 2] = T::scale(z[2], [f[2], f[3]]);
-                a[4 * K + 3] = T::scale(z[3], [f[2], f[3]]);
-            });
-            a
+            let panel = yz + (Self::PANELS + index) * PANEL_BYTES;
+            // SAFETY: the slot is full.
+            unsafe { load_scaled_columns::<T>(panel, warp, lane, &row_decay) }
         };
+
+        // Chunks until the next checkpoint, or so many that there is none.
+        let span_chunks = params.span_len / CHUNK;
+        let (mut span, mut until_checkpoint) = (0, u32::MAX);
+        if params.checkpoints != 0 && self.item.share == 0 {
+            let (before, inside) = div_rem(self.item.first_row / CHUNK, span_chunks);
+            span = if inside == 0 { before } else { before + 1 };
+            until_checkpoint = if inside == 0 { 0 } else { span_chunks - inside };
+        }
 
         let mut yz = self.yz.at(0);
         // SAFETY: the first filling.
@@ -260,12 +259,22 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
         let (mut chunk, mut own, mut until_own) = (0, 0, self.item.share);
         while chunk < self.num_chunks {
             let publish = until_own == 0;
+            // What of the sharers is first leaves the states for backward.
+            if until_checkpoint == 0 {
+                let at = self.item.sequence as usize * params.num_spans as usize + span as usize;
+                let state = (params.checkpoints as *const f32).wrapping_add(at * params.state_len as usize);
+                // SAFETY: the host has made room for a state of each span.
+                unsafe { StatePlace::new(state, strides, row, warp, lane).store::<D>(&s) };
+                span += 1;
+                until_checkpoint = span_chunks;
+            }
+            until_checkpoint -= 1;
             if publish {
                 let slot = self.s.at(own);
                 // SAFETY: the slot is free; each warp stores its own 16 rows and says so.
                 unsafe {
                     slot.wait_empty();
-                    self.publish::<T>(slot.address, 64 * index + 16 * warp, lane, &s);
+                    store_rounded::<T, D>(slot.address, Self::S_PANEL_BYTES, 64 * index + 16 * warp, lane, &s);
                     fence_proxy_async();
                     syncwarp();
                     mbarrier_arrive_if(slot.full, elected);
@@ -275,29 +284,8 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
             }
             until_own -= 1;
 
-            // Sᵀ ← λ^64 Sᵀ + (K̄ Z)ᵀ Y
-            unroll!(J in 8 {
-                unroll!(V in 4 {
-                    s[4 * J + V] *= chunk_decay;
-                    if D == 128 {
-                        s[32 + 4 * J + V] *= chunk_decay;
-                    }
-                });
-            });
-            let y = Descriptor::new(yz.address);
-            wgmma_fence();
-            unroll!(K in 4 {
-                let a = [a[4 * K], a[4 * K + 1], a[4 * K + 2], a[4 * K + 3]];
-                // SAFETY: the slot is full; `a` is kept, and `s` left alone, until the wait below.
-                unsafe {
-                    if D == 128 {
-                        T::wgmma_n128::<1>(&mut s, a, y.rows(K as u32), true);
-                    } else {
-                        T::wgmma_n64::<1>(first_half(&mut s), a, y.rows(K as u32), true);
-                    }
-                }
-            });
-            wgmma_commit_group();
+            // SAFETY: the slot is full; `a` is kept, and `s` left alone, until the wait below.
+            unsafe { update_state::<T, D>(&mut s, chunk_decay, &a, yz.address) };
             // Meanwhile the next chunk's A.
             let next = self.yz.at(chunk + 1);
             let mut next_a = a;
@@ -306,11 +294,7 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
                 unsafe { next.wait_full() };
                 next_a = load_z(next.address);
             }
-            if D == 128 {
-                wgmma_wait_group::<0, 64>(&mut s);
-            } else {
-                wgmma_wait_group::<0, 32>(first_half(&mut s));
-            }
+            wait::<D>(&mut s);
             // SAFETY: scratch is for this; this warp has read its part of the slot.
             unsafe {
                 keep_alive(&a, self.scratch);
@@ -326,61 +310,12 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
         }
     }
 
-    /// Stores rows `row …` of Sᵀ, this warp's 16, rounded, to panels `[E, 64]`.
-    #[inline(always)]
-    unsafe fn publish<T: Element>(&self, panels: u32, row: u32, lane: u32, s: &[f32; 64]) {
-        let address = BlockAddress::rows_first(lane);
-        unroll!(J in 8 {
-            // Blocks of 16 columns: 4 to a panel.
-            if (J as u32) < D / 16 {
-                let d = |i: usize| T::pack(s[8 * J + i], s[8 * J + i + 1]);
-                let to = address.at_of_tall(panels, row, J as u32, Self::S_PANEL_BYTES);
-                // SAFETY: the caller's contract.
-                unsafe { stmatrix_x4(to, [d(0), d(2), d(4), d(6)]) };
-            }
-        });
-    }
-
-    /// Reads the state that enters the segment: row `d`, column `e` of S is column `d`, row `e` of Sᵀ.
-    #[inline(always)]
-    unsafe fn load_state(&self, s: &mut [f32; 64], params: &Params, app: &Application, row: u32, col: u32) {
-        let index = self.item.sequence as usize * params.segments as usize + self.item.segment as usize;
-        let (row_stride, col_stride) = (app.state_row_stride as usize, app.state_col_stride as usize);
-        let base = (app.states as *const f32).wrapping_add(
-            index * params.state_len as usize
-                + col as usize * row_stride
-                + (self.item.slab * E + row) as usize * col_stride,
-        );
-        unroll!(P in 2 {
-            if (P as u32) < Self::PANELS {
-                unroll!(J in 8 {
-                    unroll!(V in 4 {
-                        let (d, e) = (64 * P + 8 * J + V % 2, 8 * (V / 2));
-                        // SAFETY: the caller's contract.
-                        s[32 * P + 4 * J + V] = unsafe { ld_global_f32(base.wrapping_add(d * row_stride + e * col_stride)) };
-                    });
-                });
-            }
-        });
-    }
-
     /// Computes this block's chunks (F2), or every second of them.
     #[inline(always)]
     unsafe fn output<T: Element>(&self, scale: f32, decay: Decay, index: u32, thread: u32) {
         let (warp, lane) = (thread / 32, thread % 32);
         let elected = lane == 0;
-        // c M and c Λ of this lane's rows
-        let first = 16 * warp + lane / 4;
-        let distance = first as i32 - (2 * (lane % 4)) as i32;
-        let mut mask = [[0.0; 2]; 9];
-        unroll!(J in 8 {
-            mask[J] = self.mask_pair(decay, distance + 8 - 8 * J as i32).map(|m| m * scale);
-        });
-        mask[8] = self.mask_pair(decay, distance - 56).map(|m| m * scale);
-        let walked = |row: u32| if self.backwards { CHUNK - row } else { row + 1 };
-        let lambda = [decay.pow(walked(first)) * scale, decay.pow(walked(first + 8)) * scale];
-
-        let rows_first = BlockAddress::rows_first(lane);
+        let mask = RegisterMasks::new(decay, scale, warp, lane, self.backwards);
         let o_panels = self.o_panels + index * PANEL_BYTES;
         let (o_map, o_row_map) = (self.maps.wrapping_add(3), self.maps.wrapping_add(4));
         let policy = createpolicy_evict_first();
@@ -391,16 +326,8 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
             let (yz, x_slot, s_slot) = (self.yz.at(chunk), self.x.at(own), self.s.at(own));
             // SAFETY: X of this chunk is loaded right after its Y and Z, so this is less than two fillings behind there too.
             unsafe { x_slot.wait_full() };
-            let mut x = [[0; 16]; 2];
-            unroll!(K in 8 {
-                if (K as u32) < D / 16 {
-                    // SAFETY: the slot is full.
-                    let block = unsafe { ldmatrix_x4(rows_first.at(x_slot.address, 16 * warp, K as u32)) };
-                    unroll!(V in 4 {
-                        x[K / 4][4 * (K % 4) + V] = block[V];
-                    });
-                }
-            });
+            // SAFETY: the slot is full.
+            let x = unsafe { load_fragments::<D>(x_slot.address, warp, lane) };
 
             // P = X Yᵀ
             // SAFETY: the slot is full; operands are kept until the waits below.
@@ -424,22 +351,15 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
                     // SAFETY: as above.
                     unsafe {
                         let b = s.columns(K as u32, Self::S_PANEL_BYTES);
-                        Self::product::<T, 0>(&mut o, step(&x[K / 4], K % 4), b, K != 0);
+                        product::<T, E, 0>(&mut o, step(&x[K / 4], K % 4), b, K != 0);
                     }
                 }
             });
             wgmma_commit_group();
 
-            // c P ⊙ M as the next A operand
             wgmma_wait_group::<1, 32>(&mut p);
-            let mut a = [0; 16];
-            unroll!(I in 8 {
-                unroll!(HALF in 2 {
-                    let [x, y] = masked(&p, &mask, I, HALF);
-                    a[2 * I + HALF] = T::pack(x, y);
-                });
-            });
-            Self::wait(&mut o);
+            let a = mask.apply::<T>(&p);
+            wait::<E>(&mut o);
             // SAFETY: scratch is for this; this warp has read its part of both slots.
             unsafe {
                 keep_alive(&x[0], self.scratch);
@@ -453,56 +373,35 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
             }
 
             // O ← c Λ O + (c P ⊙ M) Z
-            unroll!(P in 2 {
-                unroll!(J in 8 {
-                    if (P as u32) < Self::STATES {
-                        o[32 * P + 4 * J] *= lambda[0];
-                        o[32 * P + 4 * J + 1] *= lambda[0];
-                        o[32 * P + 4 * J + 2] *= lambda[1];
-                        o[32 * P + 4 * J + 3] *= lambda[1];
-                    }
-                });
-            });
+            mask.scale_rows::<E>(&mut o);
             wgmma_fence();
             let z = Descriptor::new(yz.address + Self::PANELS * PANEL_BYTES);
             unroll!(K in 4 {
                 // SAFETY: as above.
-                unsafe { Self::product::<T, 1>(&mut o, step(&a, K), z.rows(K as u32), true) };
+                unsafe { product::<T, E, 1>(&mut o, step(&a, K), z.rows(K as u32), true) };
             });
             wgmma_commit_group();
             if self.counts_remainder(chunk) {
-                let mut rest = [0; 16];
-                unroll!(I in 8 {
-                    unroll!(HALF in 2 {
-                        let [x, y] = masked(&p, &mask, I, HALF);
-                        let [lo, hi] = T::unpack(a[2 * I + HALF]);
-                        rest[2 * I + HALF] = T::pack(x - lo, y - hi);
-                    });
-                });
+                let rest = mask.remainder::<T>(&p, &a);
                 wgmma_fence();
                 unroll!(K in 4 {
                     // SAFETY: as above.
-                    unsafe { Self::product::<T, 1>(&mut o, step(&rest, K), z.rows(K as u32), true) };
+                    unsafe { product::<T, E, 1>(&mut o, step(&rest, K), z.rows(K as u32), true) };
                 });
                 wgmma_commit_group();
-                Self::wait(&mut o);
+                wait::<E>(&mut o);
                 // SAFETY: scratch is for this.
                 unsafe { keep_alive(&rest, self.scratch) };
             }
             // The store before has left the panel.
             cp_async_bulk_wait_group_read::<0>();
             syncwarp();
-            Self::wait(&mut o);
+            wait::<E>(&mut o);
             // SAFETY: as above; each warp stores its own 16 rows.
             unsafe {
                 keep_alive(&a, self.scratch);
                 mbarrier_arrive_if(yz.empty, elected);
-                unroll!(J in 8 {
-                    if (J as u32) < 4 * Self::STATES {
-                        let d = |i: usize| T::pack(o[8 * J + i], o[8 * J + i + 1]);
-                        stmatrix_x4(rows_first.at(o_panels, 16 * warp, J as u32), [d(0), d(2), d(4), d(6)]);
-                    }
-                });
+                store_rounded::<T, E>(o_panels, PANEL_BYTES, 16 * warp, lane, &o);
                 fence_proxy_async();
                 syncwarp();
                 let row = self.tensor_row(chunk) + 16 * warp as i32;
@@ -527,54 +426,4 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
         cp_async_bulk_wait_group::<0>();
     }
 
-    /// O (+)= A B over a step of 16, all `E` columns.
-    #[inline(always)]
-    unsafe fn product<T: Element, const TRANS_B: u32>(o: &mut [f32; 64], a: [u32; 4], b: u64, accumulate: bool) {
-        // SAFETY: the caller's contract.
-        unsafe {
-            if E == 128 {
-                T::wgmma_n128::<TRANS_B>(o, a, b, accumulate);
-            } else {
-                T::wgmma_n64::<TRANS_B>(first_half(o), a, b, accumulate);
-            }
-        }
-    }
-
-    /// Waits for all products; O is one of theirs.
-    #[inline(always)]
-    fn wait(o: &mut [f32; 64]) {
-        if E == 128 {
-            wgmma_wait_group::<0, 64>(o);
-        } else {
-            wgmma_wait_group::<0, 32>(first_half(o));
-        }
-    }
-
-    /// M at a distance of `rows - columns` in memory, and at one column further.
-    #[inline(always)]
-    fn mask_pair(&self, decay: Decay, distance: i32) -> [f32; 2] {
-        let walked = |d: i32| if self.backwards { -d } else { d };
-        [decay.pow_causal(walked(distance)), decay.pow_causal(walked(distance - 1))]
-    }
-}
-
-/// P ⊙ M at this lane's two columns of 8 columns `i`, in its first or second row. The second row is 8 further down, which
-/// is as far from a column as the first from the one 8 before.
-#[inline(always)]
-fn masked(p: &[f32; 32], mask: &[[f32; 2]; 9], i: usize, second: usize) -> [f32; 2] {
-    let m = mask[i + 1 - second];
-    [p[4 * i + 2 * second] * m[0], p[4 * i + 2 * second + 1] * m[1]]
-}
-
-/// A fragments of step `k`.
-#[inline(always)]
-fn step(a: &[u32; 16], k: usize) -> [u32; 4] {
-    [a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3]]
-}
-
-/// The registers of 64 columns.
-#[inline(always)]
-fn first_half(s: &mut [f32; 64]) -> &mut [f32; 32] {
-    let (halves, _) = s.as_chunks_mut();
-    &mut halves[0]
 }

@@ -1,0 +1,596 @@
+//! Hopper schedule: warp-specialised `wgmma` fed by TMA, as that of the outputs ([`chunk_output`](super::super::chunk_output)).
+//!
+//! Block: four warpgroups, one segment. Where there are fewer segments than multiprocessors several blocks share one: all carry
+//! G along, and each outputs every `sharers`-th span, or chunk where there is but one span. None waits for another.
+//!
+//! | warpgroup, `E` = 64 | 128 | registers | work |
+//! |---|---|---|---|
+//! | 0 state | 0, 1 | 120, 136 | 64 rows of Sᵀ, or else Gᵀ, `[E, D]` in f32: publishes them rounded and updates them |
+//! | 1, 2 output | 2 | 184, 200 | dQ, or dK and dV, of a chunk; two of them alternate |
+//! | 3 producer | 3 | 40 | one thread issues the loads |
+//!
+//! There are no registers for both states: while one of several spans is walked forward, Gᵀ waits in global memory, each
+//! thread's values where only that thread finds them.
+//!
+//! | shared memory | bytes |
+//! |---|---|
+//! | ring of `STAGES`: Q, K `[64, D]`, dO, V `[64, E]` | `STAGES · 256 (D + E)` |
+//! | ring of 2: Sᵀ or Gᵀ `[E, D]` | `4 D E` |
+//! | dQ, dK or dV of each output warpgroup | `128 max(D, E)` each |
+//! | barriers, scratch | 256 |
+//! | powers of λ | 1552 |
+//!
+//! Chunks are counted from the first row, so the copy engine never begins before a tensor; rows and columns outside read
+//! as zero and are not written.
+
+use super::super::chunk_output::FEW_ROWS;
+use super::super::warpgroup::{
+    DecayTable, Masks, Rows, StatePlace, TableMasks, WARPS, load_fragments, load_scaled_columns, product, step, store_rounded,
+    update_state, wait,
+};
+use super::super::{WorkItem, div_rem, head_decay};
+use crate::abi::{MAPS_PER_APPLICATION, Params, TensorMap};
+use crate::decay::Decay;
+use crate::device::{
+    block_idx_x, cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if,
+    cp_async_bulk_wait_group, cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal,
+    dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, ld_global_f32, mbarrier_arrive_expect_tx_if,
+    mbarrier_arrive_if, setmaxnreg_dec, setmaxnreg_inc, st_global_f32, syncthreads, syncwarp, thread_idx_x,
+    wgmma_commit_group, wgmma_fence, wgmma_wait_group,
+};
+use crate::element::Element;
+use crate::tile::descriptor::Descriptor;
+use crate::tile::pipeline::Ring;
+use crate::tile::shared::{PANEL_BYTES, ROW_BYTES};
+use crate::tile::unroll;
+use crate::variants::{BARRIER_BYTES, CHUNK};
+
+/// The kernel.
+///
+/// # Safety
+/// `params` and `maps` come from a validated plan; the grid is `sharers · batch · heads · segments`.
+#[inline(always)]
+pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const STAGES: u32>(
+    params: &Params,
+    maps: *const TensorMap,
+) {
+    const { assert!(E == 64 || E == 128, "a state warpgroup has 64 rows") };
+    let stage_bytes = 2 * (D + E) / 64 * PANEL_BYTES;
+    let state_bytes = 2 * D * E;
+    let (thread, base) = (thread_idx_x(), dynamic_smem());
+    let s_slots = base + STAGES * stage_bytes;
+    let o_panels = s_slots + 2 * state_bytes;
+    let barriers = o_panels + Block::<D, E, STAGES>::OUTPUTS * Block::<D, E, STAGES>::OUTPUT_BYTES;
+    let item = WorkItem::of_block(params);
+    let num_chunks = item.num_rows.div_ceil(CHUNK);
+    let span_chunks = params.span_len / CHUNK;
+    let block = Block::<D, E, STAGES> {
+        stages: Ring::new(base, stage_bytes, barriers),
+        s: Ring::new(s_slots, state_bytes, barriers + Ring::<STAGES>::BARRIER_BYTES),
+        o_panels,
+        scratch: barriers + BARRIER_BYTES - 16,
+        table: DecayTable(barriers + BARRIER_BYTES),
+        maps,
+        num_chunks,
+        span_chunks,
+        in_turn_by_chunks: span_chunks >= num_chunks,
+        sharers: params.sharers,
+        seq_len: params.seq_len,
+        item,
+    };
+    // SAFETY: `slopes` holds a value for each head.
+    let decay = unsafe { head_decay(params, block.item.head) };
+    let (states, outputs) = (Block::<D, E, STAGES>::STATES, Block::<D, E, STAGES>::OUTPUTS);
+    // SAFETY: before anything else, and a barrier follows.
+    unsafe {
+        // A chunk is read by the state warpgroups and by one that outputs it.
+        block.stages.init(1, (states + 1) * WARPS, thread == 0);
+        block.s.init(states * WARPS, WARPS, thread == 0);
+        block.table.fill(decay, params.scale, thread);
+    }
+    fence_mbarrier_init();
+    syncthreads();
+    let (warpgroup, thread) = (thread / 128, thread % 128);
+    if warpgroup == 3 {
+        setmaxnreg_dec::<24>();
+        if thread == 0 {
+            // SAFETY: one thread of the block.
+            unsafe { block.produce() };
+        }
+        return;
+    }
+    if warpgroup < states {
+        if outputs == 2 {
+            setmaxnreg_dec::<120>();
+        } else {
+            setmaxnreg_inc::<136>();
+        }
+        // SAFETY: the state warpgroups of the block, numbered.
+        unsafe { block.carry_states::<T>(params, decay, warpgroup, thread) };
+    } else {
+        if outputs == 2 {
+            setmaxnreg_inc::<184>();
+        } else {
+            setmaxnreg_inc::<200>();
+        }
+        // SAFETY: the output warpgroups of the block, numbered.
+        unsafe { block.output::<T>(warpgroup - states, thread) };
+    }
+}
+
+/// What the roles share.
+struct Block<const D: u32, const E: u32, const STAGES: u32> {
+    stages: Ring<STAGES>,
+    s: Ring<2>,
+    o_panels: u32,
+    scratch: u32,
+    table: DecayTable,
+    maps: *const TensorMap,
+    num_chunks: u32,
+    /// Chunks of a span.
+    span_chunks: u32,
+    /// Whether sharers take turns at chunks; otherwise at spans.
+    in_turn_by_chunks: bool,
+    sharers: u32,
+    seq_len: u32,
+    item: WorkItem,
+}
+
+/// A chunk on its way through a span.
+#[derive(Clone, Copy)]
+struct Visit {
+    chunk: u32,
+    /// First chunk of the span.
+    first: u32,
+    /// Spans, or chunks, until it is this block's turn to output; 0 when it is.
+    turns: u32,
+    /// Whether for dQ; otherwise for dK and dV.
+    forward: bool,
+    /// Whether there are no more visits and this is none.
+    is_over: bool,
+}
+
+impl Visit {
+    /// Whether this block outputs the chunk.
+    #[inline(always)]
+    fn is_owned(&self) -> bool {
+        self.turns == 0
+    }
+}
+
+/// Tensor maps among those of dq, dk and dv as applications (B7): x, y, z, o of each.
+mod map {
+    use super::MAPS_PER_APPLICATION;
+    pub const DO: usize = 0;
+    pub const V: usize = 1;
+    pub const K: usize = 2;
+    pub const DQ: usize = 3;
+    pub const Q: usize = MAPS_PER_APPLICATION + 2;
+    pub const DK: usize = MAPS_PER_APPLICATION + 3;
+    pub const DV: usize = 2 * MAPS_PER_APPLICATION + 3;
+}
+
+/// One output of a chunk: where its operands are and where it goes.
+struct Operands {
+    x: u32,
+    y: u32,
+    z: u32,
+    s: u32,
+    forward: bool,
+    row: i32,
+    counts_remainder: bool,
+}
+
+impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
+    /// State warpgroups, 64 rows of Sᵀ each.
+    const STATES: u32 = E / 64;
+    /// Output warpgroups.
+    const OUTPUTS: u32 = 3 - Self::STATES;
+    /// Panels of Q and K; of dO and V.
+    const PANELS: [u32; 2] = [D / 64, E / 64];
+    /// Where K, dO and V lie in a stage; Q is first.
+    const K: u32 = Self::PANELS[0] * PANEL_BYTES;
+    const DO: u32 = 2 * Self::K;
+    const V: u32 = Self::DO + Self::PANELS[1] * PANEL_BYTES;
+    /// Bytes of a panel of Sᵀ, `[E, 64]`.
+    const S_PANEL_BYTES: u32 = E * ROW_BYTES;
+    /// Bytes of the widest output of a chunk.
+    const OUTPUT_BYTES: u32 = if D > E { D } else { E } / 64 * PANEL_BYTES;
+
+    /// The last span's first visit.
+    #[inline(always)]
+    fn first_visit(&self) -> Visit {
+        let (span, _) = div_rem(self.num_chunks - 1, self.span_chunks);
+        self.enter(span * self.span_chunks, self.item.share)
+    }
+
+    /// The first visit to a span.
+    #[inline(always)]
+    fn enter(&self, first: u32, turns: u32) -> Visit {
+        let forward = self.in_turn_by_chunks || turns == 0;
+        Visit { chunk: if forward { first } else { self.end(first) - 1 }, first, turns, forward, is_over: false }
+    }
+
+    /// One past the last chunk of the span that begins at `first`.
+    #[inline(always)]
+    fn end(&self, first: u32) -> u32 {
+        (first + self.span_chunks).min(self.num_chunks)
+    }
+
+    /// The turns that are left when one has passed.
+    #[inline(always)]
+    fn next_turn(&self, turns: u32) -> u32 {
+        if turns == 0 { self.sharers - 1 } else { turns - 1 }
+    }
+
+    /// The visit after `visit`.
+    #[inline(always)]
+    fn next(&self, visit: Visit) -> Visit {
+        let Visit { chunk, first, turns, forward, .. } = visit;
+        let next_turn = self.next_turn(turns);
+        let turns = if self.in_turn_by_chunks { next_turn } else { turns };
+        if forward {
+            if chunk + 1 < self.end(first) {
+                Visit { chunk: chunk + 1, turns, ..visit }
+            } else {
+                let turns = if self.in_turn_by_chunks { self.item.share } else { turns };
+                Visit { forward: false, turns, ..visit }
+            }
+        } else if chunk > first {
+            Visit { chunk: chunk - 1, turns, ..visit }
+        } else if first > 0 {
+            self.enter(first - self.span_chunks, next_turn)
+        } else {
+            Visit { is_over: true, ..visit }
+        }
+    }
+
+    /// Row of the tensors that is row 0 of a chunk.
+    #[inline(always)]
+    fn tensor_row(&self, chunk: u32) -> i32 {
+        (self.item.first_row + chunk * CHUNK) as i32
+    }
+
+    /// Loads what each visit takes: the operands of the state's update, and the rest where this block outputs.
+    #[inline(always)]
+    unsafe fn produce(&self) {
+        let (once, again) = (createpolicy_evict_first(), createpolicy_evict_normal());
+        let (head, batch) = (self.item.head as i32, self.item.batch as i32);
+        let map = |index: usize| self.maps.wrapping_add(index);
+        let mut visit = self.first_visit();
+        let mut index = 0;
+        while !visit.is_over {
+            let row = self.tensor_row(visit.chunk);
+            let slot = self.stages.at(index);
+            let owned = visit.is_owned();
+            let (q, kv, do_) = (!visit.forward, visit.forward || owned, !visit.forward || owned);
+            let panels = |is: bool, dim: usize| if is { Self::PANELS[dim] } else { 0 };
+            let num_panels = panels(q, 0) + panels(kv, 0) + panels(do_, 1) + panels(kv, 1);
+            // The backward walk reads K and V for the last time, and so Q and dO if nobody shares them.
+            let kv_policy = if visit.forward { again } else { once };
+            let q_policy = if visit.forward || self.sharers > 1 { again } else { once };
+            // SAFETY: the slot is free once its empty barrier says so; the maps are those of this launch.
+            unsafe {
+                slot.wait_empty();
+                mbarrier_arrive_expect_tx_if(slot.full, num_panels * PANEL_BYTES, true);
+                unroll!(P in 2 {
+                    let (at, offset) = ([64 * P as i32, row, head, batch], P as u32 * PANEL_BYTES);
+                    let load = |to: u32, index, policy, is| {
+                        cp_async_bulk_tensor_load_if(slot.address + to + offset, map(index), at, slot.full, policy, is);
+                    };
+                    let [d, e] = Self::PANELS.map(|panels| (P as u32) < panels);
+                    load(Self::K, map::K, kv_policy, d && kv);
+                    load(Self::V, map::V, kv_policy, e && kv);
+                    load(Self::DO, map::DO, q_policy, e && do_);
+                    load(0, map::Q, q_policy, d && q);
+                });
+            }
+            visit = self.next(visit);
+            index += 1;
+        }
+    }
+
+    /// Carries rows `64 · index …` of Sᵀ and Gᵀ through all visits.
+    #[inline(always)]
+    unsafe fn carry_states<T: Element>(&self, params: &Params, decay: Decay, index: u32, thread: u32) {
+        let (warp, lane) = (thread / 32, thread % 32);
+        let elected = lane == 0;
+        let chunk_decay = decay.pow(CHUNK);
+        let place = |states: u64, at: usize| {
+            let state = (states as *const f32).wrapping_add(at * params.state_len as usize);
+            StatePlace::new(state, [E as usize, 1], 64 * index, warp, lane)
+        };
+        let stash = (params.stash as *mut f32)
+            .wrapping_add(((block_idx_x() * Self::STATES + index) * 64 * 128 + thread) as usize);
+        let load_z = |slot: u32, forward: bool| {
+            let panel = slot + if forward { Self::V } else { Self::DO } + index * PANEL_BYTES;
+            // SAFETY: the slot is full.
+            unsafe { load_scaled_columns::<T>(panel, warp, lane, &self.table.row_decay(lane, !forward)) }
+        };
+        let enter_span = |s: &mut Rows, visit: Visit| {
+            let (span, _) = div_rem(self.item.first_row + visit.first * CHUNK, params.span_len);
+            // SAFETY: this thread's place; the checkpoints are there.
+            unsafe {
+                if !self.in_turn_by_chunks {
+                    store_stash::<D>(stash, s);
+                }
+                *s = [0.0; 64];
+                if span > 0 {
+                    let at = self.item.sequence as usize * params.num_spans as usize + span as usize;
+                    place(params.checkpoints, at).load::<D>(s);
+                }
+            }
+        };
+
+        let mut visit = self.first_visit();
+        let mut s = [0.0f32; 64];
+        let enter_segment = |s: &mut Rows| {
+            *s = [0.0; 64];
+            let after = params.segments - 1 - self.item.segment;
+            if after > 0 {
+                let at = self.item.sequence as usize * params.segments as usize + after as usize;
+                // SAFETY: the scan kernel has filled the workspace.
+                unsafe { place(params.applications[1].states, at).load::<D>(s) };
+            }
+        };
+        if self.in_turn_by_chunks {
+            enter_span(&mut s, visit);
+        } else {
+            enter_segment(&mut s);
+            if visit.forward {
+                enter_span(&mut s, visit);
+            }
+        }
+        let mut slot = self.stages.at(0);
+        // SAFETY: the first filling.
+        unsafe { slot.wait_full() };
+        let mut a = load_z(slot.address, visit.forward);
+        let (mut index_of_visit, mut own) = (0, 0);
+        loop {
+            let owned = visit.is_owned();
+            if owned {
+                let copy = self.s.at(own);
+                // SAFETY: the slot is free; each warp stores its own 16 rows and says so.
+                unsafe {
+                    copy.wait_empty();
+                    store_rounded::<T, D>(copy.address, Self::S_PANEL_BYTES, 64 * index + 16 * warp, lane, &s);
+                    fence_proxy_async();
+                    syncwarp();
+                    mbarrier_arrive_if(copy.full, elected);
+                }
+                own += 1;
+            }
+            // SAFETY: the slot is full; `a` is kept, and `s` left alone, until the wait below.
+            unsafe {
+                let y = slot.address + if visit.forward { Self::K } else { 0 };
+                update_state::<T, D>(&mut s, chunk_decay, &a, y);
+            }
+            // Meanwhile the next visit's A.
+            let next = self.next(visit);
+            index_of_visit += 1;
+            let next_slot = self.stages.at(index_of_visit);
+            let mut next_a = a;
+            if !next.is_over {
+                // SAFETY: the next filling.
+                unsafe { next_slot.wait_full() };
+                next_a = load_z(next_slot.address, next.forward);
+            }
+            wait::<D>(&mut s);
+            // SAFETY: scratch is for this; this warp has read its part of the slot.
+            unsafe {
+                keep_alive(&a, self.scratch);
+                // One lane speaks for what all have read.
+                syncwarp();
+                mbarrier_arrive_if(slot.empty, elected);
+                // What nobody here outputs is free as far as the output warpgroups are concerned.
+                mbarrier_arrive_if(slot.empty, elected && !owned && index == 0);
+            }
+            if next.is_over {
+                break;
+            }
+            if next.forward && !visit.forward {
+                enter_span(&mut s, next);
+            } else if visit.forward && !next.forward {
+                if self.in_turn_by_chunks {
+                    enter_segment(&mut s);
+                } else {
+                    // SAFETY: this thread's place, stored when the span was entered.
+                    unsafe { load_stash::<D>(stash, &mut s) };
+                }
+            }
+            (a, slot, visit) = (next_a, next_slot, next);
+        }
+    }
+
+    /// Computes dQ of this block's chunks forward, dK and dV backward, or every second of them.
+    #[inline(always)]
+    unsafe fn output<T: Element>(&self, index: u32, thread: u32) {
+        let (warp, lane) = (thread / 32, thread % 32);
+        let elected = lane == 0;
+        let panels = self.o_panels + index * Self::OUTPUT_BYTES;
+        let mut visit = self.first_visit();
+        let (mut index_of_visit, mut own) = (0, 0);
+        while !visit.is_over {
+            if visit.is_owned() {
+                if own % Self::OUTPUTS == index {
+                    let forward = visit.forward;
+                    let mask = self.table.masks(warp, lane, !forward);
+                    let (slot, copy) = (self.stages.at(index_of_visit), self.s.at(own));
+                    // SAFETY: the state warpgroup passed the stage before it published the state, and this warpgroup has yet to
+                    // free it, so this is less than two fillings behind in both.
+                    unsafe {
+                        copy.wait_full();
+                        slot.wait_full();
+                    }
+                    let is_short = self.item.first_row + (visit.chunk + 1) * CHUNK > self.seq_len;
+                    let row = self.tensor_row(visit.chunk) + 16 * warp as i32;
+                    let counts_remainder = is_short || self.seq_len <= FEW_ROWS;
+                    let common = Operands {
+                        x: slot.address + Self::K,
+                        y: slot.address,
+                        z: slot.address + Self::DO,
+                        s: copy.address,
+                        forward,
+                        row,
+                        counts_remainder,
+                    };
+                    // SAFETY: the stage and the state are full.
+                    unsafe {
+                        if !forward {
+                            self.apply::<T, D, E, 0>(&common, &mask, panels, warp, lane);
+                        }
+                        let (x, y) = if forward { (Self::DO, Self::V) } else { (Self::V, Self::DO) };
+                        let z = if forward { Self::K } else { 0 };
+                        let wide = Operands {
+                            x: slot.address + x,
+                            y: slot.address + y,
+                            z: slot.address + z,
+                            ..common
+                        };
+                        self.apply::<T, E, D, 1>(&wide, &mask, panels, warp, lane);
+                        mbarrier_arrive_if(slot.empty, elected);
+                        mbarrier_arrive_if(copy.empty, elected);
+                    }
+                }
+                own += 1;
+            }
+            visit = self.next(visit);
+            index_of_visit += 1;
+        }
+        cp_async_bulk_wait_group::<0>();
+    }
+
+    /// O = c ((X Yᵀ ⊙ M) Z + Λ X S) of a chunk, X and Y of `K` columns, Z and O of `N`; the copy of S is stored `[k, n]`
+    /// (`TRANS_S` = 1: dQ and dK) or `[n, k]` (dV). When it returns all lanes have read their operands.
+    #[inline(always)]
+    unsafe fn apply<T: Element, const K: u32, const N: u32, const TRANS_S: u32>(
+        &self,
+        operands: &Operands,
+        mask: &TableMasks,
+        panels: u32,
+        warp: u32,
+        lane: u32,
+    ) {
+        let (mut p, mut o) = ([0.0f32; 32], [0.0f32; 64]);
+        // SAFETY: the operands are full.
+        let x = unsafe { load_fragments::<K>(operands.x, warp, lane) };
+        // P = X Yᵀ
+        wgmma_fence();
+        let y = Descriptor::new(operands.y);
+        unroll!(J in 8 {
+            if (J as u32) < K / 16 {
+                // SAFETY: the operands are full, and kept until the waits below.
+                unsafe { T::wgmma_n64::<0>(&mut p, step(&x[J / 4], J % 4), y.columns(J as u32, PANEL_BYTES), J != 0) };
+            }
+        });
+        wgmma_commit_group();
+        // O = X S
+        wgmma_fence();
+        let s = Descriptor::of_tall(operands.s, Self::S_PANEL_BYTES);
+        unroll!(J in 8 {
+            if (J as u32) < K / 16 {
+                let b = if TRANS_S == 1 { s.rows(J as u32) } else { s.columns(J as u32, Self::S_PANEL_BYTES) };
+                // SAFETY: as above.
+                unsafe { product::<T, N, TRANS_S>(&mut o, step(&x[J / 4], J % 4), b, J != 0) };
+            }
+        });
+        wgmma_commit_group();
+
+        wgmma_wait_group::<1, 32>(&mut p);
+        let a = mask.apply::<T>(&p);
+        wait::<N>(&mut o);
+        // SAFETY: scratch is for this.
+        unsafe {
+            keep_alive(&x[0], self.scratch);
+            if K == 128 {
+                keep_alive(&x[1], self.scratch);
+            }
+        }
+        // O ← c Λ O + (c P ⊙ M) Z
+        mask.scale_rows::<N>(&mut o);
+        wgmma_fence();
+        let z = Descriptor::new(operands.z);
+        unroll!(J in 4 {
+            // SAFETY: as above.
+            unsafe { product::<T, N, 1>(&mut o, step(&a, J), z.rows(J as u32), true) };
+        });
+        wgmma_commit_group();
+        if operands.counts_remainder {
+            let rest = mask.remainder::<T>(&p, &a);
+            wgmma_fence();
+            unroll!(J in 4 {
+                // SAFETY: as above.
+                unsafe { product::<T, N, 1>(&mut o, step(&rest, J), z.rows(J as u32), true) };
+            });
+            wgmma_commit_group();
+            wait::<N>(&mut o);
+            // SAFETY: scratch is for this.
+            unsafe { keep_alive(&rest, self.scratch) };
+        }
+        // The store before has left the panels.
+        cp_async_bulk_wait_group_read::<0>();
+        syncwarp();
+        wait::<N>(&mut o);
+        // SAFETY: scratch is for this; each warp stores its own 16 rows.
+        unsafe {
+            keep_alive(&a, self.scratch);
+            store_rounded::<T, N>(panels, PANEL_BYTES, 16 * warp, lane, &o);
+            fence_proxy_async();
+            syncwarp();
+            let policy = createpolicy_evict_first();
+            unroll!(P in 2 {
+                let at = [64 * P as i32, operands.row, self.item.head as i32, self.item.batch as i32];
+                let rows = panels + P as u32 * PANEL_BYTES + 16 * warp * ROW_BYTES;
+                let is_panel = (P as u32) < N / 64 && lane == 0;
+                let store = |index: usize, is| {
+                    cp_async_bulk_tensor_store_if(self.maps.wrapping_add(index), at, rows, policy, is_panel && is);
+                };
+                if TRANS_S == 1 {
+                    store(map::DQ, operands.forward);
+                    store(map::DK, !operands.forward);
+                } else {
+                    store(map::DV, true);
+                }
+            });
+            cp_async_bulk_commit_group();
+        }
+    }
+}
+
+/// Puts a thread's values away.
+///
+/// # Safety
+/// `stash` is 64 values, 128 apart, that only this thread uses.
+#[inline(always)]
+unsafe fn store_stash<const D: u32>(stash: *mut f32, s: &Rows) {
+    unroll!(P in 2 {
+        if (P as u32) < D / 64 {
+            unroll!(J in 8 {
+                unroll!(V in 4 {
+                    let i = 32 * P + 4 * J + V;
+                    // SAFETY: the caller's contract.
+                    unsafe { st_global_f32(stash.wrapping_add(128 * i), s[i]) };
+                });
+            });
+        }
+    });
+}
+
+/// Takes them back.
+///
+/// # Safety
+/// As [`store_stash`], which has stored them.
+#[inline(always)]
+unsafe fn load_stash<const D: u32>(stash: *const f32, s: &mut Rows) {
+    unroll!(P in 2 {
+        if (P as u32) < D / 64 {
+            unroll!(J in 8 {
+                unroll!(V in 4 {
+                    let i = 32 * P + 4 * J + V;
+                    // SAFETY: the caller's contract.
+                    s[i] = unsafe { ld_global_f32(stash.wrapping_add(128 * i)) };
+                });
+            });
+        }
+    });
+}
