@@ -22,10 +22,11 @@ mod grid {
 
     use anyhow::Result;
     use clap::Parser;
+    use lightning_attention::plan::Schedule;
     use lightning_attention::{DType, Plan};
     use lightning_attention_kernels::variants::Arch;
 
-    use super::common::gpu::Gpu;
+    use super::common::gpu::{Gpu, schedule};
     use super::common::{Pass, SUITE, Shape};
 
     #[derive(Parser)]
@@ -77,6 +78,22 @@ mod grid {
                 }
             }
         }
+        for sharers in 1..=4 {
+            for segments in segments {
+                let pinned = |plan: &Plan| plan.clone().with_segments(segments, segments).with_sharers(sharers, 64);
+                let blocks = planned.problem().batch * planned.problem().heads * (segments * sharers) as usize;
+                if segments * sharers > 1 && blocks > 264 {
+                    continue;
+                }
+                let lean = pinned(&planned.clone().with_family(Arch::Sm90).with_sweep(true));
+                let spans = [64, 128, 256, 512].map(|span_len| pinned(&planned.with_span(span_len)));
+                for plan in [lean].into_iter().chain(spans) {
+                    if !plans.contains(&plan) {
+                        plans.push(plan);
+                    }
+                }
+            }
+        }
         plans
     }
 
@@ -95,6 +112,7 @@ mod grid {
             "segments",
             "sharers",
             "value_tiles",
+            "span",
             "ms",
             "predicted_ms",
         ])?;
@@ -102,21 +120,27 @@ mod grid {
         let mut worst: f64 = 1.0;
         for shape in shapes {
             let problem = shape.problem(DType::Bf16);
-            let sets = gpu.rotated_sets(&problem, &shape)?;
+            let mut sets = gpu.rotated_sets(&problem, &shape)?;
             let plans = plans(&gpu.engine.plan(&problem)?);
-            for pass in Pass::BOTH {
-                let mut timed = Vec::new();
+            let most = plans.iter().max_by_key(|plan| plan.checkpoint_bytes()).expect("the planner's is there");
+            for set in &mut sets {
+                set.hold_checkpoints(most)?;
+            }
+            for pass in Pass::BOTH.into_iter().chain(Pass::CHECKPOINTED) {
+                let mut timed: Vec<(f64, Schedule)> = Vec::new();
                 for plan in &plans {
-                    let schedule = *match pass {
-                        Pass::Forward => plan.forward(),
-                        Pass::Backward => plan.backward(),
-                    };
+                    let schedule = *schedule(plan, pass);
+                    let is_checkpointed = Pass::CHECKPOINTED.contains(&pass);
+                    let is_new = timed.iter().all(|(_, other)| *other != schedule);
+                    if !is_new || (is_checkpointed && plan.checkpoints().is_none()) {
+                        continue;
+                    }
                     let mut attention = gpu.engine.prepare_plan(plan.clone())?;
                     let ms = gpu.pass_ms_of(&mut attention, &sets, pass, REPETITIONS)?;
                     timed.push((ms, schedule));
                     let Shape { batch, heads, seq_len, head_dim, value_dim } = shape;
                     let list = |values: [u32; 3]| {
-                        let values = &values[..if pass == Pass::Forward { 1 } else { 3 }];
+                        let values = &values[..if pass.is_forward() { 1 } else { 3 }];
                         values.iter().map(u32::to_string).collect::<Vec<_>>().join("+")
                     };
                     csv.serialize((
@@ -126,18 +150,19 @@ mod grid {
                         schedule.segments,
                         list(schedule.sharers),
                         list(schedule.value_tiles),
+                        schedule.sweep,
                         format!("{ms:.4}"),
                         format!("{:.4}", schedule.predicted_us / 1e3),
                     ))?;
                 }
-                let planned = timed[0];
+                let Some(&planned) = timed.first() else { continue };
                 timed.sort_by(|a, b| a.0.total_cmp(&b.0));
                 let ratio = planned.0 / timed[0].0;
                 worst = worst.max(ratio);
-                let show = |(ms, s): (f64, lightning_attention::plan::Schedule)| {
+                let show = |(ms, s): (f64, Schedule)| {
                     format!(
-                        "{ms:.4} ms {:?} {} segments {:?} sharers {:?}",
-                        s.arch, s.segments, s.sharers, s.value_tiles
+                        "{ms:.4} ms {:?} {} segments {:?} sharers {:?} {:?}",
+                        s.arch, s.segments, s.sharers, s.value_tiles, s.sweep
                     )
                 };
                 println!(

@@ -77,11 +77,11 @@ impl<T: Element> Tensors<T> {
         let (q, k) = (View::contiguous(&self.q, key, layout), View::contiguous(&self.k, key, layout));
         let v = View::contiguous(&self.v, value, layout);
         match pass {
-            Pass::Forward => {
+            Pass::Forward | Pass::CheckpointedForward => {
                 let o = ViewMut::contiguous(&mut self.o, value, layout);
                 cpu::forward(&self.problem, Forward { q, k, v, o })
             }
-            Pass::Backward => {
+            Pass::Backward | Pass::CheckpointedBackward => {
                 let do_ = View::contiguous(&self.do_, value, layout);
                 let dq = ViewMut::contiguous(&mut self.dq, key, layout);
                 let dk = ViewMut::contiguous(&mut self.dk, key, layout);

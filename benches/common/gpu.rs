@@ -10,7 +10,8 @@ use lightning_attention::cuda::cust::memory::{CopyDestination, DeviceBuffer};
 use lightning_attention::cuda::cust::stream::{Stream, StreamFlags};
 use lightning_attention::cuda::cust::sys::{self, CUgraphExec, CUresult, CUstreamCaptureMode};
 use lightning_attention::cuda::{Attention, Engine, RawTensor};
-use lightning_attention::{Backward, DType, Extent, Forward, Layout, Problem};
+use lightning_attention::plan::Schedule;
+use lightning_attention::{Backward, DType, Extent, Forward, Layout, Plan, Problem};
 
 use rayon::prelude::*;
 
@@ -88,6 +89,7 @@ impl Gpu {
             dq: output(key)?,
             dk: output(key)?,
             dv: output(value)?,
+            checkpoints: None,
         })
     }
 
@@ -176,15 +178,22 @@ impl Gpu {
         let mut time = |pass, first_ms| -> Result<Timing> {
             let enqueue_us = self.enqueue_us(&mut attention, &sets[0], pass)?;
             let warm_ms = self.pass_ms(&mut attention, &sets, pass)?;
-            let schedule = match pass {
-                Pass::Forward => attention.plan().forward(),
-                Pass::Backward => attention.plan().backward(),
-            };
+            let schedule = schedule(attention.plan(), pass);
             let note = format!("{} segments; enqueue {enqueue_us:.1} us", schedule.segments);
             Ok(Timing { pass, first_ms, warm_ms, repetitions: REPETITIONS, note })
         };
         let timings = [time(Pass::Forward, first_ms[0])?, time(Pass::Backward, first_ms[1])?];
         Ok(Measurement { shape: *shape, dtype, timings, errors })
+    }
+}
+
+/// How a plan runs a pass.
+pub fn schedule(plan: &Plan, pass: Pass) -> &Schedule {
+    match (pass, plan.checkpoints()) {
+        (Pass::CheckpointedForward, Some(checkpoints)) => &checkpoints.forward,
+        (Pass::CheckpointedBackward, Some(checkpoints)) => &checkpoints.backward,
+        (Pass::Forward | Pass::CheckpointedForward, _) => plan.forward(),
+        (Pass::Backward | Pass::CheckpointedBackward, _) => plan.backward(),
     }
 }
 
@@ -204,6 +213,8 @@ pub struct Set {
     pub dq: DeviceBuffer<u16>,
     pub dk: DeviceBuffer<u16>,
     pub dv: DeviceBuffer<u16>,
+    /// As large as a plan asks for, once [`Set::hold_checkpoints`] was called.
+    checkpoints: Option<DeviceBuffer<u16>>,
 }
 
 impl Set {
@@ -221,7 +232,14 @@ impl Set {
             dq: zeroed(key)?,
             dk: zeroed(key)?,
             dv: zeroed(value)?,
+            checkpoints: None,
         })
+    }
+
+    /// Makes room for the checkpoints of a plan.
+    pub fn hold_checkpoints(&mut self, plan: &Plan) -> Result<()> {
+        self.checkpoints = Some(empty((plan.checkpoint_bytes() / 2).max(1))?);
+        Ok(())
     }
 
     /// Enqueues a pass. The set must live until the stream has passed it; nothing else here writes the tensors.
@@ -233,17 +251,19 @@ impl Set {
         };
         let (key, value) = (self.problem.key_shape(), self.problem.value_shape());
         let (q, k, v) = (tensor(&self.q, key), tensor(&self.k, key), tensor(&self.v, value));
-        match pass {
-            Pass::Forward => {
-                let tensors = Forward { q, k, v, o: tensor(&self.o, value) };
-                // SAFETY: the buffers have the size of their shapes; callers synchronise before they drop a set.
-                unsafe { attention.forward_raw(stream.as_inner(), tensors)? };
-            }
-            Pass::Backward => {
-                let do_ = tensor(&self.do_, value);
-                let (dq, dk, dv) = (tensor(&self.dq, key), tensor(&self.dk, key), tensor(&self.dv, value));
-                // SAFETY: as above.
-                unsafe { attention.backward_raw(stream.as_inner(), Backward { q, k, v, do_, dq, dk, dv })? };
+        let do_ = tensor(&self.do_, value);
+        let (dq, dk, dv) = (tensor(&self.dq, key), tensor(&self.dk, key), tensor(&self.dv, value));
+        let forward = Forward { q, k, v, o: tensor(&self.o, value) };
+        let backward = Backward { q, k, v, do_, dq, dk, dv };
+        let stream = stream.as_inner();
+        let checkpoints = self.checkpoints.as_ref().map_or(0, |buffer| buffer.as_device_ptr().as_raw());
+        // SAFETY: the buffers have the size of their shapes and of the plan; callers synchronise before they drop a set.
+        unsafe {
+            match pass {
+                Pass::Forward => attention.forward_raw(stream, forward)?,
+                Pass::Backward => attention.backward_raw(stream, backward)?,
+                Pass::CheckpointedForward => attention.forward_checkpointed_raw(stream, forward, checkpoints)?,
+                Pass::CheckpointedBackward => attention.backward_checkpointed_raw(stream, backward, checkpoints)?,
             }
         }
         Ok(())

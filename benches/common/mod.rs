@@ -95,28 +95,37 @@ pub const SUITE: [Shape; 14] = [
 /// Small shapes, for the CPU.
 pub const SMALL: [Shape; 2] = [Shape::new(1, 4, 1024, 128, 64), Shape::new(1, 4, 1024, 64, 64)];
 
-/// Forward or backward.
+/// Forward or backward, plain or with checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
     Forward,
     Backward,
+    CheckpointedForward,
+    CheckpointedBackward,
 }
 
 impl Pass {
     pub const BOTH: [Pass; 2] = [Pass::Forward, Pass::Backward];
+    pub const CHECKPOINTED: [Pass; 2] = [Pass::CheckpointedForward, Pass::CheckpointedBackward];
+
+    pub fn is_forward(self) -> bool {
+        matches!(self, Pass::Forward | Pass::CheckpointedForward)
+    }
 
     pub fn name(self) -> &'static str {
         match self {
             Pass::Forward => "forward",
             Pass::Backward => "backward",
+            Pass::CheckpointedForward => "checkpointed forward",
+            Pass::CheckpointedBackward => "checkpointed backward",
         }
     }
 
     /// Bytes that must move: q, k, v read and o written; q, k, v, do read and dq, dk, dv written.
     pub fn essential_bytes(self, shape: &Shape, dtype: DType) -> usize {
         let elements = match self {
-            Pass::Forward => 2 * shape.head_dim + 2 * shape.value_dim,
-            Pass::Backward => 4 * shape.head_dim + 3 * shape.value_dim,
+            Pass::Forward | Pass::CheckpointedForward => 2 * shape.head_dim + 2 * shape.value_dim,
+            Pass::Backward | Pass::CheckpointedBackward => 4 * shape.head_dim + 3 * shape.value_dim,
         };
         shape.rows() * elements * dtype.size()
     }

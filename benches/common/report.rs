@@ -1,6 +1,6 @@
 //! The table on standard output.
 
-use super::{Machine, Measurement, Pass};
+use super::{Machine, Measurement};
 
 /// Machine and column names.
 pub fn heading(machine: &Machine) -> String {
@@ -17,7 +17,7 @@ pub fn lines(machine: &Machine, measurement: &Measurement) -> String {
         let rate = timing.gbps(shape, *dtype);
         let errors = errors.map_or_else(String::new, |errors| {
             let outputs = errors.outputs();
-            let outputs = if timing.pass == Pass::Forward { &outputs[..1] } else { &outputs[1..] };
+            let outputs = if timing.pass.is_forward() { &outputs[..1] } else { &outputs[1..] };
             let listed: Vec<String> = outputs.iter().map(|(name, error)| format!("{name} {error:.2e}")).collect();
             format!("; {} ({} of {} heads)", listed.join(", "), errors.heads, shape.batch * shape.heads)
         });

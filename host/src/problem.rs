@@ -154,7 +154,7 @@ pub struct Region {
 }
 
 impl Region {
-    fn check(&self, argument: &'static str, expected: [usize; 4], dtype: DType, row_alignment: usize) -> Result<()> {
+    pub(crate) fn check(&self, argument: &'static str, expected: [usize; 4], dtype: DType, row_alignment: usize) -> Result<()> {
         let Extent { shape, strides } = self.extent;
         if self.dtype != dtype {
             return Err(Error::ElementType { argument, got: self.dtype, expected: dtype });
@@ -214,7 +214,7 @@ impl Region {
 
     /// Whether the two address ranges meet. Interleaved tensors (slices of one buffer along `dim`) do not overlap
     /// when both step by the same strides and their row windows are disjoint.
-    fn overlaps(&self, other: &Region) -> bool {
+    pub(crate) fn overlaps(&self, other: &Region) -> bool {
         let bytes = |r: &Region| {
             let span = r.extent.span().unwrap_or(usize::MAX) as u64 * r.dtype.size() as u64;
             (r.address, r.address.saturating_add(span))

@@ -52,6 +52,10 @@ pub struct Pinned {
     pub segments: Option<u32>,
     /// Sharers, and value columns of a slab.
     pub sharers: Option<(u32, u32)>,
+    /// Whether dq, dk and dv come from one sweep.
+    pub sweep: Option<bool>,
+    /// Takes the checkpointed passes, with spans of so many rows.
+    pub span_len: Option<u32>,
 }
 
 impl Pinned {
@@ -59,6 +63,12 @@ impl Pinned {
     pub fn pin(&self, mut plan: Plan) -> Plan {
         if let Some(family) = self.family {
             plan = plan.with_family(family);
+        }
+        if let Some(sweep) = self.sweep {
+            plan = plan.with_sweep(sweep);
+        }
+        if let Some(span_len) = self.span_len {
+            plan = plan.with_span(span_len);
         }
         if let Some(segments) = self.segments {
             plan = plan.with_segments(segments, segments);
@@ -75,6 +85,12 @@ impl core::fmt::Display for Pinned {
         if let Some(family) = self.family {
             write!(f, " {family:?}")?;
         }
+        if let Some(sweep) = self.sweep {
+            write!(f, " {}", if sweep { "one sweep" } else { "one kernel each" })?;
+        }
+        if let Some(span_len) = self.span_len {
+            write!(f, " checkpoints every {span_len}")?;
+        }
         if let Some(segments) = self.segments {
             write!(f, " in {segments} segments")?;
         }
@@ -87,26 +103,45 @@ impl core::fmt::Display for Pinned {
 
 impl Cuda {
     /// Prepares with a workspace full of NaN.
-    fn prepare(&self, problem: &Problem) -> Result<(Attention, DeviceBuffer<u8>)> {
+    fn prepare(&self, problem: &Problem) -> Result<(Attention, [DeviceBuffer<u8>; 2])> {
         let plan = self.pinned.pin(self.gpu.engine.plan(problem)?);
         let bytes = plan.workspace_bytes();
-        let workspace = DeviceBuffer::from_slice(&vec![0xff_u8; bytes.max(1)]).unwrap();
+        let [workspace, checkpoints] = [bytes, plan.checkpoint_bytes()]
+            .map(|bytes| DeviceBuffer::from_slice(&vec![0xff_u8; bytes.max(1)]).unwrap());
         // SAFETY: the caller keeps the buffer as long as the attention.
         let attention =
             unsafe { self.gpu.engine.prepare_with_workspace(plan, workspace.as_device_ptr().as_raw(), bytes)? };
-        Ok((attention, workspace))
+        Ok((attention, [workspace, checkpoints]))
+    }
+
+    /// # Safety
+    /// As [`Attention::forward_raw`].
+    unsafe fn enqueue_forward(
+        &self,
+        attention: &mut Attention,
+        raw: Forward<RawTensor, RawTensor>,
+        checkpoints: &DeviceBuffer<u8>,
+    ) -> Result<()> {
+        let stream = self.gpu.stream.as_inner();
+        // SAFETY: the caller's contract; the checkpoints have the plan's size.
+        unsafe {
+            match self.pinned.span_len {
+                Some(_) => attention.forward_checkpointed_raw(stream, raw, checkpoints.as_device_ptr().as_raw()),
+                None => attention.forward_raw(stream, raw),
+            }
+        }
     }
 }
 
 impl Backend for Cuda {
     fn forward<T: Element>(&self, problem: &Problem, tensors: Forward<View<'_, T>, ViewMut<'_, T>>) -> Result<()> {
         let _exclusive = exclusive();
-        let (mut attention, _workspace) = self.prepare(problem)?;
+        let (mut attention, [_workspace, checkpoints]) = self.prepare(problem)?;
         let [q, k, v] = [tensors.q, tensors.k, tensors.v].map(|view| OnDevice::new(view.data, view.extent));
         let o = OnDevice::new(tensors.o.data, tensors.o.extent);
         let raw = Forward { q: q.raw, k: k.raw, v: v.raw, o: o.raw };
         // SAFETY: the buffers hold what the extents reach, and live until the stream has passed the work.
-        unsafe { attention.forward_raw(self.gpu.stream.as_inner(), raw)? };
+        unsafe { self.enqueue_forward(&mut attention, raw, &checkpoints)? };
         self.gpu.stream.synchronize().unwrap();
         o.download(tensors.o.data);
         Ok(())
@@ -114,14 +149,26 @@ impl Backend for Cuda {
 
     fn backward<T: Element>(&self, problem: &Problem, tensors: Backward<View<'_, T>, ViewMut<'_, T>>) -> Result<()> {
         let _exclusive = exclusive();
-        let (mut attention, _workspace) = self.prepare(problem)?;
+        let (mut attention, [_workspace, checkpoints]) = self.prepare(problem)?;
         let Backward { q, k, v, do_, dq, dk, dv } = tensors;
+        let do_data = do_.data;
         let [q, k, v, do_] = [q, k, v, do_].map(|view| OnDevice::new(view.data, view.extent));
         let outputs = [dq, dk, dv].map(|view| (OnDevice::new(view.data, view.extent), view.data));
         let [dq, dk, dv] = outputs.each_ref().map(|(output, _)| output.raw);
         let raw = Backward { q: q.raw, k: k.raw, v: v.raw, do_: do_.raw, dq, dk, dv };
         // SAFETY: as above.
-        unsafe { attention.backward_raw(self.gpu.stream.as_inner(), raw)? };
+        unsafe {
+            if self.pinned.span_len.is_some() {
+                let o = OnDevice::new(&vec![T::from_f32(f32::NAN); do_data.len()], raw.do_.extent);
+                let forward = Forward { q: raw.q, k: raw.k, v: raw.v, o: o.raw };
+                self.enqueue_forward(&mut attention, forward, &checkpoints)?;
+                let address = checkpoints.as_device_ptr().as_raw();
+                attention.backward_checkpointed_raw(self.gpu.stream.as_inner(), raw, address)?;
+                self.gpu.stream.synchronize().unwrap();
+            } else {
+                attention.backward_raw(self.gpu.stream.as_inner(), raw)?;
+            }
+        }
         self.gpu.stream.synchronize().unwrap();
         outputs.into_iter().for_each(|(output, host)| output.download(host));
         Ok(())

@@ -60,34 +60,49 @@ fn simulator_cases() {
     run("simulator cases", cases::sim(), Pinned::default());
 }
 
-#[test]
-fn pinned_segments() {
-    for segments in [1, 2, 3, 7] {
-        tables(Pinned { segments: Some(segments), ..Pinned::default() });
-    }
+/// A test for each way to run every case.
+macro_rules! pinned {
+    ($($name:ident: $pinned:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            let pinned = $pinned;
+            run("boundaries", both(cases::boundaries), pinned);
+            run("slopes", both(cases::slopes), pinned);
+            run("layouts", both(cases::layouts), pinned);
+            run("dims", both(cases::dims), pinned);
+        }
+    )*};
+}
+
+const PLANNED: Pinned = Pinned { family: None, segments: None, sharers: None, sweep: None, span_len: None };
+const PORTABLE: Pinned = Pinned { family: Some(Arch::Sm80), ..PLANNED };
+const EACH: Pinned = Pinned { sweep: Some(false), ..PLANNED };
+const SWEEP: Pinned = Pinned { family: Some(Arch::Sm90), sweep: Some(true), ..PLANNED };
+
+pinned! {
+    portable: PORTABLE;
+    portable_3_segments: Pinned { segments: Some(3), ..PORTABLE };
+    each_1_segment: Pinned { segments: Some(1), ..EACH };
+    each_2_segments: Pinned { segments: Some(2), ..EACH };
+    each_7_segments: Pinned { segments: Some(7), ..EACH };
+    each_2_sharers: Pinned { segments: Some(2), sharers: Some((2, 64)), ..EACH };
+    each_3_sharers: Pinned { segments: Some(2), sharers: Some((3, 64)), ..EACH };
+    each_wide: Pinned { segments: Some(2), sharers: Some((1, 128)), ..EACH };
+    each_wide_2_sharers: Pinned { segments: Some(2), sharers: Some((2, 128)), ..EACH };
+    sweep: SWEEP;
+    sweep_3_sharers: Pinned { sharers: Some((3, 64)), ..SWEEP };
+    sweep_2_segments: Pinned { segments: Some(2), sharers: Some((2, 64)), ..SWEEP };
+    checkpoints: Pinned { span_len: Some(128), sharers: Some((1, 64)), ..PLANNED };
+    checkpoints_2_sharers: Pinned { span_len: Some(64), sharers: Some((2, 64)), ..PLANNED };
+    checkpoints_2_segments: Pinned { span_len: Some(256), segments: Some(2), sharers: Some((3, 64)), ..PLANNED };
 }
 
 #[test]
-fn pinned_sharers() {
-    for sharers in [(1, 64), (2, 64), (3, 64), (1, 128), (2, 128)] {
-        let pinned = Pinned { segments: Some(2), sharers: Some(sharers), ..Pinned::default() };
-        tables(pinned);
-        run("dims", both(cases::dims), pinned);
-    }
+fn portable_replays() {
+    run("replays", both(cases::replays), PORTABLE);
 }
 
 #[test]
-fn portable_kernels() {
-    let portable = Pinned { family: Some(Arch::Sm80), ..Pinned::default() };
-    tables(portable);
-    run("dims", both(cases::dims), portable);
-    run("replays", both(cases::replays), portable);
-    run("simulator cases", cases::sim(), portable);
-    tables(Pinned { segments: Some(3), ..portable });
-}
-
-fn tables(pinned: Pinned) {
-    run("boundaries", both(cases::boundaries), pinned);
-    run("slopes", both(cases::slopes), pinned);
-    run("layouts", both(cases::layouts), pinned);
+fn portable_simulator_cases() {
+    run("simulator cases", cases::sim(), PORTABLE);
 }

@@ -1,5 +1,6 @@
 use core::fmt;
 
+use cust::memory::DeviceBuffer;
 use cust::stream::Stream;
 use cust::sys::{self, CUstream};
 use lightning_attention_kernels::abi::{TensorMap, TensorMapSource, TensorMaps};
@@ -11,7 +12,7 @@ use super::view::{DeviceElement, DeviceView, DeviceViewMut, RawTensor};
 use super::{Engine, LoadTime};
 use crate::plan::{Auxiliary, Launch, Launches, ROW_ALIGNMENT};
 use crate::problem::Region;
-use crate::{Backward, DType, Error, Forward, Plan, Problem, Result};
+use crate::{Backward, DType, Error, Extent, Forward, Layout, Plan, Problem, Result};
 
 /// A problem made ready on a GPU: kernels loaded, slopes and workspace in device memory. Runs any number of passes.
 ///
@@ -113,10 +114,9 @@ impl Attention {
         stream: &Stream,
         tensors: Forward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
     ) -> Result<()> {
-        let Forward { q, k, v, o } = tensors;
-        let regions = Forward { q: q.region, k: k.region, v: v.region, o: o.region };
+        let regions = forward_views(tensors);
         // SAFETY: by this function's contract.
-        unsafe { self.forward_regions(stream.as_inner(), regions, true) }
+        unsafe { self.forward_regions(stream.as_inner(), regions, None, true) }
     }
 
     /// Enqueues the backward pass on `stream`.
@@ -131,18 +131,77 @@ impl Attention {
         stream: &Stream,
         tensors: Backward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
     ) -> Result<()> {
-        let Backward { q, k, v, do_, dq, dk, dv } = tensors;
-        let regions = Backward {
-            q: q.region,
-            k: k.region,
-            v: v.region,
-            do_: do_.region,
-            dq: dq.region,
-            dk: dk.region,
-            dv: dv.region,
-        };
+        let regions = backward_views(tensors);
         // SAFETY: by this function's contract.
-        unsafe { self.backward_regions(stream.as_inner(), regions, true) }
+        unsafe { self.backward_regions(stream.as_inner(), regions, None, true) }
+    }
+
+    /// As [`Attention::forward_blocking`], storing checkpoints for [`Attention::backward_checkpointed_blocking`]. The buffer holds at
+    /// least [`Plan::checkpoint_bytes`] bytes; where that is 0 it is not used, and the pass is the plain one.
+    ///
+    /// # Errors
+    /// As [`Attention::forward_blocking`], and those of [`Plan::check_checkpoints`].
+    pub fn forward_checkpointed_blocking<T: DeviceElement>(
+        &mut self,
+        stream: &Stream,
+        tensors: Forward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
+        checkpoints: &mut DeviceBuffer<f32>,
+    ) -> Result<()> {
+        // SAFETY: the views and the buffer are borrowed until the stream has passed the work.
+        let enqueued = unsafe { self.forward_checkpointed(stream, tensors, checkpoints) };
+        self.wait(stream, enqueued)
+    }
+
+    /// As [`Attention::backward_blocking`], from the checkpoints that [`Attention::forward_checkpointed_blocking`] has stored for the
+    /// same q, k and v, with the same plan.
+    ///
+    /// # Errors
+    /// As [`Attention::backward_blocking`], and those of [`Plan::check_checkpoints`].
+    pub fn backward_checkpointed_blocking<T: DeviceElement>(
+        &mut self,
+        stream: &Stream,
+        tensors: Backward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
+        checkpoints: &DeviceBuffer<f32>,
+    ) -> Result<()> {
+        // SAFETY: the views and the buffer are borrowed until the stream has passed the work.
+        let enqueued = unsafe { self.backward_checkpointed(stream, tensors, checkpoints) };
+        self.wait(stream, enqueued)
+    }
+
+    /// Enqueues what [`Attention::forward_checkpointed_blocking`] waits for.
+    ///
+    /// # Safety
+    /// As [`Attention::forward`], for the checkpoints too.
+    ///
+    /// # Errors
+    /// As [`Attention::forward_checkpointed_blocking`], except for failures of the kernels themselves.
+    pub unsafe fn forward_checkpointed<T: DeviceElement>(
+        &mut self,
+        stream: &Stream,
+        tensors: Forward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
+        checkpoints: &mut DeviceBuffer<f32>,
+    ) -> Result<()> {
+        let checkpoints = self.checkpoint_region(checkpoints.as_device_ptr().as_raw(), Some(checkpoints.len()));
+        // SAFETY: by this function's contract.
+        unsafe { self.forward_regions(stream.as_inner(), forward_views(tensors), Some(checkpoints), true) }
+    }
+
+    /// Enqueues what [`Attention::backward_checkpointed_blocking`] waits for.
+    ///
+    /// # Safety
+    /// As [`Attention::backward`], for the checkpoints too.
+    ///
+    /// # Errors
+    /// As [`Attention::backward_checkpointed_blocking`], except for failures of the kernels themselves.
+    pub unsafe fn backward_checkpointed<T: DeviceElement>(
+        &mut self,
+        stream: &Stream,
+        tensors: Backward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
+        checkpoints: &DeviceBuffer<f32>,
+    ) -> Result<()> {
+        let checkpoints = self.checkpoint_region(checkpoints.as_device_ptr().as_raw(), Some(checkpoints.len()));
+        // SAFETY: by this function's contract.
+        unsafe { self.backward_regions(stream.as_inner(), backward_views(tensors), Some(checkpoints), true) }
     }
 
     /// Enqueues the forward pass on a raw stream (null: the legacy default stream), on tensors given by address.
@@ -155,10 +214,27 @@ impl Attention {
     /// As [`Attention::forward`]; with [`Attention::check_raw_pointers`] off, pointers are checked for null and
     /// alignment only.
     pub unsafe fn forward_raw(&mut self, stream: CUstream, tensors: Forward<RawTensor, RawTensor>) -> Result<()> {
-        let Forward { q, k, v, o } = tensors;
-        let regions = Forward { q: q.region(), k: k.region(), v: v.region(), o: o.region() };
         // SAFETY: by this function's contract.
-        unsafe { self.forward_regions(stream, regions, self.check_pointers) }
+        unsafe { self.forward_regions(stream, raw_forward(tensors), None, self.check_pointers) }
+    }
+
+    /// As [`Attention::forward_raw`], storing checkpoints at a device address; see
+    /// [`Attention::forward_checkpointed_blocking`].
+    ///
+    /// # Safety
+    /// As [`Attention::forward_raw`]; `checkpoints` must be that of [`Plan::checkpoint_bytes`] bytes.
+    ///
+    /// # Errors
+    /// As [`Attention::forward_raw`], and those of [`Plan::check_checkpoints`].
+    pub unsafe fn forward_checkpointed_raw(
+        &mut self,
+        stream: CUstream,
+        tensors: Forward<RawTensor, RawTensor>,
+        checkpoints: u64,
+    ) -> Result<()> {
+        let checkpoints = self.checkpoint_region(checkpoints, None);
+        // SAFETY: by this function's contract.
+        unsafe { self.forward_regions(stream, raw_forward(tensors), Some(checkpoints), self.check_pointers) }
     }
 
     /// Enqueues the backward pass on a raw stream, on tensors given by address.
@@ -169,34 +245,75 @@ impl Attention {
     /// # Errors
     /// As [`Attention::forward_raw`].
     pub unsafe fn backward_raw(&mut self, stream: CUstream, tensors: Backward<RawTensor, RawTensor>) -> Result<()> {
-        let Backward { q, k, v, do_, dq, dk, dv } = tensors;
-        let regions = Backward {
-            q: q.region(),
-            k: k.region(),
-            v: v.region(),
-            do_: do_.region(),
-            dq: dq.region(),
-            dk: dk.region(),
-            dv: dv.region(),
-        };
         // SAFETY: by this function's contract.
-        unsafe { self.backward_regions(stream, regions, self.check_pointers) }
+        unsafe { self.backward_regions(stream, raw_backward(tensors), None, self.check_pointers) }
     }
 
-    unsafe fn forward_regions(&mut self, stream: CUstream, t: Forward<Region, Region>, pointers: bool) -> Result<()> {
+    /// As [`Attention::backward_raw`], from the checkpoints at a device address; see
+    /// [`Attention::backward_checkpointed_blocking`].
+    ///
+    /// # Safety
+    /// As [`Attention::forward_checkpointed_raw`].
+    ///
+    /// # Errors
+    /// As [`Attention::forward_checkpointed_raw`].
+    pub unsafe fn backward_checkpointed_raw(
+        &mut self,
+        stream: CUstream,
+        tensors: Backward<RawTensor, RawTensor>,
+        checkpoints: u64,
+    ) -> Result<()> {
+        let checkpoints = self.checkpoint_region(checkpoints, None);
+        // SAFETY: by this function's contract.
+        unsafe { self.backward_regions(stream, raw_backward(tensors), Some(checkpoints), self.check_pointers) }
+    }
+
+    /// Checkpoints at an address, of which so many values are there, if that is known.
+    fn checkpoint_region(&self, address: u64, len: Option<usize>) -> Region {
+        let extent = Extent::contiguous(self.plan.checkpoint_shape(), Layout::Bhnd);
+        Region { address, len, dtype: DType::F32, extent }
+    }
+
+    unsafe fn forward_regions(
+        &mut self,
+        stream: CUstream,
+        t: Forward<Region, Region>,
+        checkpoints: Option<Region>,
+        check_pointers: bool,
+    ) -> Result<()> {
         self.problem().check_forward(&t, ROW_ALIGNMENT)?;
         let regions = [("q", t.q), ("k", t.k), ("v", t.v), ("o", t.o)];
-        let launches = self.plan.forward_launches(&t, self.auxiliary);
+        let launches = match checkpoints {
+            None => self.plan.forward_launches(&t, self.auxiliary),
+            Some(checkpoints) => {
+                self.plan.check_checkpoints(&checkpoints, &regions, true)?;
+                let auxiliary = Auxiliary { checkpoints: checkpoints.address, ..self.auxiliary };
+                self.plan.checkpointed_forward_launches(&t, auxiliary)
+            }
+        };
         // SAFETY: the launches were made from checked regions; the rest is the caller's contract.
-        unsafe { self.enqueue(stream, &launches, if pointers { &regions } else { &[] }) }
+        unsafe { self.enqueue(stream, &launches, &regions, checkpoints, check_pointers) }
     }
 
-    unsafe fn backward_regions(&mut self, stream: CUstream, t: Backward<Region, Region>, pointers: bool) -> Result<()> {
+    unsafe fn backward_regions(
+        &mut self,
+        stream: CUstream,
+        t: Backward<Region, Region>,
+        checkpoints: Option<Region>,
+        check_pointers: bool,
+    ) -> Result<()> {
         self.problem().check_backward(&t, ROW_ALIGNMENT)?;
         let regions = [("q", t.q), ("k", t.k), ("v", t.v), ("do_", t.do_), ("dq", t.dq), ("dk", t.dk), ("dv", t.dv)];
-        let launches = self.plan.backward_launches(&t, self.auxiliary);
+        let launches = match checkpoints {
+            None => self.plan.backward_launches(&t, self.auxiliary),
+            Some(checkpoints) => {
+                self.plan.check_checkpoints(&checkpoints, &regions[4..], false)?;
+                let auxiliary = Auxiliary { checkpoints: checkpoints.address, ..self.auxiliary };
+                self.plan.checkpointed_backward_launches(&t, auxiliary)
+            }
+        };
         // SAFETY: the launches were made from checked regions; the rest is the caller's contract.
-        unsafe { self.enqueue(stream, &launches, if pointers { &regions } else { &[] }) }
+        unsafe { self.enqueue(stream, &launches, &regions, checkpoints, check_pointers) }
     }
 
     /// # Safety
@@ -205,7 +322,9 @@ impl Attention {
         &mut self,
         stream: CUstream,
         launches: &Launches,
-        pointers: &[(&'static str, Region)],
+        regions: &[(&'static str, Region)],
+        checkpoints: Option<Region>,
+        check_pointers: bool,
     ) -> Result<()> {
         if launches.iter().next().is_none() {
             return Ok(());
@@ -214,8 +333,13 @@ impl Attention {
         let context = &engine.shared.context;
         context.with(|| {
             context.check_stream(stream)?;
-            for &(argument, region) in pointers {
-                context.check_pointer(argument, region.address)?;
+            if check_pointers {
+                for &(argument, region) in regions {
+                    context.check_pointer(argument, region.address)?;
+                }
+                if let Some(region) = checkpoints.filter(|region| region.extent.shape[3] > 0) {
+                    context.check_pointer("checkpoints", region.address)?;
+                }
             }
             for next in launches.iter() {
                 let kernel = kernels.iter().find(|kernel| kernel.variant.entry == next.variant.entry);
@@ -235,6 +359,42 @@ impl Attention {
         let synchronize = || unsafe { sys::cuStreamSynchronize(stream.as_inner()) };
         let waited = context.with(|| driver::check("cuStreamSynchronize", synchronize()));
         enqueued.and(waited)
+    }
+}
+
+fn forward_views<T>(tensors: Forward<DeviceView<'_, T>, DeviceViewMut<'_, T>>) -> Forward<Region, Region> {
+    let Forward { q, k, v, o } = tensors;
+    Forward { q: q.region, k: k.region, v: v.region, o: o.region }
+}
+
+fn backward_views<T>(tensors: Backward<DeviceView<'_, T>, DeviceViewMut<'_, T>>) -> Backward<Region, Region> {
+    let Backward { q, k, v, do_, dq, dk, dv } = tensors;
+    Backward {
+        q: q.region,
+        k: k.region,
+        v: v.region,
+        do_: do_.region,
+        dq: dq.region,
+        dk: dk.region,
+        dv: dv.region,
+    }
+}
+
+fn raw_forward(tensors: Forward<RawTensor, RawTensor>) -> Forward<Region, Region> {
+    let Forward { q, k, v, o } = tensors;
+    Forward { q: q.region(), k: k.region(), v: v.region(), o: o.region() }
+}
+
+fn raw_backward(tensors: Backward<RawTensor, RawTensor>) -> Backward<Region, Region> {
+    let Backward { q, k, v, do_, dq, dk, dv } = tensors;
+    Backward {
+        q: q.region(),
+        k: k.region(),
+        v: v.region(),
+        do_: do_.region(),
+        dq: dq.region(),
+        dk: dk.region(),
+        dv: dv.region(),
     }
 }
 

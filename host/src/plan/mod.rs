@@ -8,6 +8,7 @@ use core::fmt;
 use lightning_attention_kernels::abi::MAX_APPLICATIONS;
 use lightning_attention_kernels::variants::{Arch, CHUNK, ElementType, Op, SLAB, VARIANTS, Variant};
 
+use crate::problem::Region;
 use crate::view::DType;
 use crate::{Error, Problem, Result};
 use cost::{Pinned, cost, each, schedule, sweep, sweep_cost};
@@ -220,6 +221,30 @@ impl Plan {
     /// Memory that lives from a checkpointed forward pass to its backward pass, bytes; 0 where none is used.
     pub fn checkpoint_bytes(&self) -> usize {
         self.checkpoints.map_or(0, |checkpoints| checkpoints.bytes)
+    }
+
+    /// Checks the memory of the checkpoints, f32, beside the tensors of a forward pass that writes them, all of them, or of a backward
+    /// pass that reads them, the written ones. No checkpoints need no memory.
+    ///
+    /// # Errors
+    /// [`Error::BufferTooShort`], [`Error::Alignment`], [`Error::ElementType`] for `checkpoints`; [`Error::Overlap`].
+    pub fn check_checkpoints(&self, region: &Region, tensors: &[(&'static str, Region)], is_written: bool) -> Result<()> {
+        if self.checkpoints.is_none() {
+            return Ok(());
+        }
+        region.check("checkpoints", self.checkpoint_shape(), DType::F32, ROW_ALIGNMENT)?;
+        for &(tensor, ref other) in tensors {
+            if region.overlaps(other) {
+                let (output, other) = if is_written { ("checkpoints", tensor) } else { (tensor, "checkpoints") };
+                return Err(Error::Overlap { output, other });
+            }
+        }
+        Ok(())
+    }
+
+    /// The checkpoints as one row.
+    pub(crate) fn checkpoint_shape(&self) -> [usize; 4] {
+        [1, 1, 1, self.checkpoint_bytes() / size_of::<f32>()]
     }
 
     /// The schedules of all passes.
