@@ -36,7 +36,15 @@ struct Simulator {
 
 impl Simulator {
     fn of(device: Device) -> Self {
-        Simulator { device, segments: None, sharers: None, value_tile: 64, sweep: None, span_len: None, schedule: Schedule::default() }
+        Simulator {
+            device,
+            segments: None,
+            sharers: None,
+            value_tile: 64,
+            sweep: None,
+            span_len: None,
+            schedule: Schedule::default(),
+        }
     }
 }
 

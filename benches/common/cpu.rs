@@ -132,7 +132,7 @@ fn measure_typed<T: Element>(shape: &Shape, effort: Effort, compare: bool) -> Re
         let note = format!("{} threads", rayon::current_num_threads());
         Ok(Timing { pass, first_ms, warm_ms: median(times), repetitions, note })
     };
-    let timings = [time(Pass::Forward)?, time(Pass::Backward)?];
+    let timings = vec![time(Pass::Forward)?, time(Pass::Backward)?];
     let errors = if compare {
         let heads = oracle::heads_to_compare(&tensors.problem);
         let heads: Vec<(usize, HeadRows)> = heads.into_iter().map(|head| (head, tensors.head(head))).collect();

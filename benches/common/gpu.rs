@@ -152,7 +152,7 @@ impl Gpu {
     /// Measures both passes of a shape.
     pub fn measure(&self, shape: &Shape, dtype: DType, compare: bool) -> Result<Measurement> {
         let problem = shape.problem(dtype);
-        let sets = self.rotated_sets(&problem, shape)?;
+        let mut sets = self.rotated_sets(&problem, shape)?;
 
         let start = Instant::now();
         let mut attention = self.engine.prepare(&problem)?;
@@ -161,7 +161,7 @@ impl Gpu {
             self.stream.synchronize()?;
             Ok(start.elapsed().as_secs_f64() * 1e3)
         };
-        let first_ms = [first(start, Pass::Forward)?, first(Instant::now(), Pass::Backward)?];
+        let mut first_ms = vec![first(start, Pass::Forward)?, first(Instant::now(), Pass::Backward)?];
 
         let errors = if compare {
             sets[0].refuse_nan()?;
@@ -175,14 +175,28 @@ impl Gpu {
             None
         };
 
+        if attention.plan().checkpoints().is_some() {
+            for set in &mut sets {
+                set.hold_checkpoints(attention.plan())?;
+            }
+            for pass in Pass::CHECKPOINTED {
+                let start = Instant::now();
+                sets[0].enqueue(&mut attention, &self.stream, pass)?;
+                self.stream.synchronize()?;
+                first_ms.push(start.elapsed().as_secs_f64() * 1e3);
+            }
+        }
+
         let mut time = |pass, first_ms| -> Result<Timing> {
             let enqueue_us = self.enqueue_us(&mut attention, &sets[0], pass)?;
             let warm_ms = self.pass_ms(&mut attention, &sets, pass)?;
             let schedule = schedule(attention.plan(), pass);
-            let note = format!("{} segments; enqueue {enqueue_us:.1} us", schedule.segments);
+            let sweep = schedule.sweep.map_or_else(String::new, |span| format!("; spans of {span}"));
+            let note = format!("{} segments{sweep}; enqueue {enqueue_us:.1} us", schedule.segments);
             Ok(Timing { pass, first_ms, warm_ms, repetitions: REPETITIONS, note })
         };
-        let timings = [time(Pass::Forward, first_ms[0])?, time(Pass::Backward, first_ms[1])?];
+        let passes = Pass::BOTH.into_iter().chain(Pass::CHECKPOINTED);
+        let timings = passes.zip(first_ms).map(|(pass, first_ms)| time(pass, first_ms)).collect::<Result<_>>()?;
         Ok(Measurement { shape: *shape, dtype, timings, errors })
     }
 }

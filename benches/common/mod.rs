@@ -167,7 +167,8 @@ impl Timing {
 pub struct Measurement {
     pub shape: Shape,
     pub dtype: DType,
-    pub timings: [Timing; 2],
+    /// Forward and backward, then the checkpointed passes where the plan has checkpoints.
+    pub timings: Vec<Timing>,
     pub errors: Option<oracle::Errors>,
 }
 

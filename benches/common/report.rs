@@ -5,7 +5,7 @@ use super::{Machine, Measurement};
 /// Machine and column names.
 pub fn heading(machine: &Machine) -> String {
     format!(
-        "{}, copy {:.1} GB/s\n{:<20} {:<9} {:>10} {:>10} {:>5} {:>8} {:>7}  remarks and relative errors against f64",
+        "{}, copy {:.1} GB/s\n{:<20} {:<21} {:>10} {:>10} {:>5} {:>8} {:>7}  remarks and relative errors against f64",
         machine.device, machine.copy_gbps, "B×H×N×D×E", "pass", "first ms", "warm ms", "reps", "GB/s", "% copy"
     )
 }
@@ -22,7 +22,7 @@ pub fn lines(machine: &Machine, measurement: &Measurement) -> String {
             format!("; {} ({} of {} heads)", listed.join(", "), errors.heads, shape.batch * shape.heads)
         });
         format!(
-            "{:<20} {:<9} {:>10.3} {:>10.4} {:>5} {:>8.1} {:>7.1}  {}{errors}",
+            "{:<20} {:<21} {:>10.3} {:>10.4} {:>5} {:>8.1} {:>7.1}  {}{errors}",
             shape,
             timing.pass.name(),
             timing.first_ms,

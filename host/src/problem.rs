@@ -154,7 +154,13 @@ pub struct Region {
 }
 
 impl Region {
-    pub(crate) fn check(&self, argument: &'static str, expected: [usize; 4], dtype: DType, row_alignment: usize) -> Result<()> {
+    pub(crate) fn check(
+        &self,
+        argument: &'static str,
+        expected: [usize; 4],
+        dtype: DType,
+        row_alignment: usize,
+    ) -> Result<()> {
         let Extent { shape, strides } = self.extent;
         if self.dtype != dtype {
             return Err(Error::ElementType { argument, got: self.dtype, expected: dtype });

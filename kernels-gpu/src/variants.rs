@@ -85,11 +85,11 @@ macro_rules! for_each_variant {
             chunk_output_sm90_f16_d64_e128: ChunkOutput, Sm90, F16, 64, 128, 6, 512, 1;
             chunk_output_sm90_bf16_d128_e128: ChunkOutput, Sm90, Bf16, 128, 128, 3, 512, 1;
             chunk_output_sm90_f16_d128_e128: ChunkOutput, Sm90, F16, 128, 128, 3, 512, 1;
-            gradients_sm90_bf16_d64_e64: Gradients, Sm90, Bf16, 64, 64, 4, 512, 1;
+            gradients_sm90_bf16_d64_e64: Gradients, Sm90, Bf16, 64, 64, 5, 512, 1;
             gradients_sm90_bf16_d128_e64: Gradients, Sm90, Bf16, 128, 64, 3, 512, 1;
             gradients_sm90_bf16_d64_e128: Gradients, Sm90, Bf16, 64, 128, 3, 512, 1;
             gradients_sm90_bf16_d128_e128: Gradients, Sm90, Bf16, 128, 128, 2, 512, 1;
-            gradients_sm90_f16_d64_e64: Gradients, Sm90, F16, 64, 64, 4, 512, 1;
+            gradients_sm90_f16_d64_e64: Gradients, Sm90, F16, 64, 64, 5, 512, 1;
             gradients_sm90_f16_d128_e64: Gradients, Sm90, F16, 128, 64, 3, 512, 1;
             gradients_sm90_f16_d64_e128: Gradients, Sm90, F16, 64, 128, 3, 512, 1;
             gradients_sm90_f16_d128_e128: Gradients, Sm90, F16, 128, 128, 2, 512, 1;

@@ -369,15 +369,7 @@ fn forward_views<T>(tensors: Forward<DeviceView<'_, T>, DeviceViewMut<'_, T>>) -
 
 fn backward_views<T>(tensors: Backward<DeviceView<'_, T>, DeviceViewMut<'_, T>>) -> Backward<Region, Region> {
     let Backward { q, k, v, do_, dq, dk, dv } = tensors;
-    Backward {
-        q: q.region,
-        k: k.region,
-        v: v.region,
-        do_: do_.region,
-        dq: dq.region,
-        dk: dk.region,
-        dv: dv.region,
-    }
+    Backward { q: q.region, k: k.region, v: v.region, do_: do_.region, dq: dq.region, dk: dk.region, dv: dv.region }
 }
 
 fn raw_forward(tensors: Forward<RawTensor, RawTensor>) -> Forward<Region, Region> {

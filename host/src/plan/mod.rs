@@ -228,7 +228,12 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::BufferTooShort`], [`Error::Alignment`], [`Error::ElementType`] for `checkpoints`; [`Error::Overlap`].
-    pub fn check_checkpoints(&self, region: &Region, tensors: &[(&'static str, Region)], is_written: bool) -> Result<()> {
+    pub fn check_checkpoints(
+        &self,
+        region: &Region,
+        tensors: &[(&'static str, Region)],
+        is_written: bool,
+    ) -> Result<()> {
         if self.checkpoints.is_none() {
             return Ok(());
         }

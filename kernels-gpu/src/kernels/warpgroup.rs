@@ -6,8 +6,8 @@
 
 use crate::decay::Decay;
 use crate::device::{
-    ld_global_f32, ld_shared_f32, ldmatrix_x4, ldmatrix_x4_trans, st_global_f32, st_shared_b32, stmatrix_x4, wgmma_commit_group, wgmma_fence,
-    wgmma_wait_group,
+    ld_global_f32, ld_shared_f32, ldmatrix_x4, ldmatrix_x4_trans, st_global_f32, st_shared_b32, stmatrix_x4,
+    wgmma_commit_group, wgmma_fence, wgmma_wait_group,
 };
 use crate::element::Element;
 use crate::tile::descriptor::Descriptor;
@@ -123,7 +123,12 @@ impl RowDecay for RegisterRowDecay {
 /// # Safety
 /// All lanes together; the panel is visible to this warp.
 #[inline(always)]
-pub unsafe fn load_scaled_columns<T: Element>(panel: u32, warp: u32, lane: u32, row_decay: &impl RowDecay) -> Fragments {
+pub unsafe fn load_scaled_columns<T: Element>(
+    panel: u32,
+    warp: u32,
+    lane: u32,
+    row_decay: &impl RowDecay,
+) -> Fragments {
     let address = BlockAddress::columns_first(lane);
     let mut a = [0; 16];
     unroll!(K in 4 {
@@ -305,10 +310,7 @@ pub trait Masks {
 /// column as the first from the one 8 before.
 #[inline(always)]
 fn masked(p: &[f32; 32], i: usize, first: [f32; 2], second: [f32; 2]) -> [[f32; 2]; 2] {
-    [
-        [p[4 * i] * first[0], p[4 * i + 1] * first[1]],
-        [p[4 * i + 2] * second[0], p[4 * i + 3] * second[1]],
-    ]
+    [[p[4 * i] * first[0], p[4 * i + 1] * first[1]], [p[4 * i + 2] * second[0], p[4 * i + 3] * second[1]]]
 }
 
 /// [`Masks`] in registers.

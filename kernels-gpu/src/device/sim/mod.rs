@@ -154,9 +154,7 @@ pub unsafe fn ld_shared_b32x4(addr: u32) -> [u32; 4] {
 /// That of the PTX twin; the simulator checks it.
 #[track_caller]
 pub unsafe fn ld_shared_f32(addr: u32) -> f32 {
-    f32::from_le_bytes(access(Location::caller(), |m| {
-        m.shared.load(Action::Load, addr, &m.clocks.view(m.current))
-    }))
+    f32::from_le_bytes(access(Location::caller(), |m| m.shared.load(Action::Load, addr, &m.clocks.view(m.current))))
 }
 
 /// `st.shared.b32`.

@@ -25,8 +25,8 @@
 //! begins before the first row must be kept from it (an illegal instruction).
 
 use super::super::warpgroup::{
-    Masks, RegisterMasks, RegisterRowDecay, StatePlace, WARPS, load_fragments, load_scaled_columns, product, step, store_rounded, update_state,
-    wait,
+    Masks, RegisterMasks, RegisterRowDecay, StatePlace, WARPS, load_fragments, load_scaled_columns, product, step,
+    store_rounded, update_state, wait,
 };
 use super::super::{WorkItem, application, div_rem, head_decay};
 use super::FEW_ROWS;
@@ -425,5 +425,4 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
         }
         cp_async_bulk_wait_group::<0>();
     }
-
 }

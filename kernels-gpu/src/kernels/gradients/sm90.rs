@@ -6,7 +6,7 @@
 //! | warpgroup, `E` = 64 | 128 | registers | work |
 //! |---|---|---|---|
 //! | 0 state | 0, 1 | 120, 136 | 64 rows of Sᵀ, or else Gᵀ, `[E, D]` in f32: publishes them rounded and updates them |
-//! | 1, 2 output | 2 | 184, 200 | dQ, or dK and dV, of a chunk; two of them alternate |
+//! | 1, 2 output | 2 | 184, 200 | dQ, or dK and dV, of a chunk: two take turns at dQ, and have one of the others each |
 //! | 3 producer | 3 | 40 | one thread issues the loads |
 //!
 //! There are no registers for both states: while one of several spans is walked forward, Gᵀ waits in global memory, each
@@ -25,8 +25,8 @@
 
 use super::super::chunk_output::FEW_ROWS;
 use super::super::warpgroup::{
-    DecayTable, Masks, Rows, StatePlace, TableMasks, WARPS, load_fragments, load_scaled_columns, product, step, store_rounded,
-    update_state, wait,
+    DecayTable, Masks, Rows, StatePlace, TableMasks, WARPS, load_fragments, load_scaled_columns, product, step,
+    store_rounded, update_state, wait,
 };
 use super::super::{WorkItem, div_rem, head_decay};
 use crate::abi::{MAPS_PER_APPLICATION, Params, TensorMap};
@@ -83,9 +83,8 @@ pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const STAGES: u3
     let (states, outputs) = (Block::<D, E, STAGES>::STATES, Block::<D, E, STAGES>::OUTPUTS);
     // SAFETY: before anything else, and a barrier follows.
     unsafe {
-        // A chunk is read by the state warpgroups and by one that outputs it.
-        block.stages.init(1, (states + 1) * WARPS, thread == 0);
-        block.s.init(states * WARPS, WARPS, thread == 0);
+        block.stages.init(1, (states + outputs) * WARPS, thread == 0);
+        block.s.init(states * WARPS, outputs * WARPS, thread == 0);
         block.table.fill(decay, params.scale, thread);
     }
     fence_mbarrier_init();
@@ -384,6 +383,9 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
                 mbarrier_arrive_if(slot.empty, elected);
                 // What nobody here outputs is free as far as the output warpgroups are concerned.
                 mbarrier_arrive_if(slot.empty, elected && !owned && index == 0);
+                if Self::OUTPUTS == 2 {
+                    mbarrier_arrive_if(slot.empty, elected && !owned && index == 0);
+                }
             }
             if next.is_over {
                 break;
@@ -402,7 +404,7 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
         }
     }
 
-    /// Computes dQ of this block's chunks forward, dK and dV backward, or every second of them.
+    /// Computes dQ of this block's chunks forward, dK and dV backward. Two warpgroups take turns at dQ; dK is the first's, dV the other's.
     #[inline(always)]
     unsafe fn output<T: Element>(&self, index: u32, thread: u32) {
         let (warp, lane) = (thread / 32, thread % 32);
@@ -412,45 +414,40 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
         let (mut index_of_visit, mut own) = (0, 0);
         while !visit.is_over {
             if visit.is_owned() {
-                if own % Self::OUTPUTS == index {
-                    let forward = visit.forward;
-                    let mask = self.table.masks(warp, lane, !forward);
-                    let (slot, copy) = (self.stages.at(index_of_visit), self.s.at(own));
-                    // SAFETY: the state warpgroup passed the stage before it published the state, and this warpgroup has yet to
-                    // free it, so this is less than two fillings behind in both.
-                    unsafe {
-                        copy.wait_full();
-                        slot.wait_full();
+                let forward = visit.forward;
+                let mask = self.table.masks(warp, lane, !forward);
+                let (slot, copy) = (self.stages.at(index_of_visit), self.s.at(own));
+                // SAFETY: the state warpgroup passed the stage before it published the state, and this warpgroup has yet to
+                // free it, so this is less than two fillings behind in both.
+                unsafe {
+                    copy.wait_full();
+                    slot.wait_full();
+                }
+                let is_short = self.item.first_row + (visit.chunk + 1) * CHUNK > self.seq_len;
+                let row = self.tensor_row(visit.chunk) + 16 * warp as i32;
+                let counts_remainder = is_short || self.seq_len <= FEW_ROWS;
+                let common = Operands {
+                    x: slot.address + Self::K,
+                    y: slot.address,
+                    z: slot.address + Self::DO,
+                    s: copy.address,
+                    forward,
+                    row,
+                    counts_remainder,
+                };
+                // SAFETY: the stage and the state are full.
+                unsafe {
+                    if !forward && index == Self::OUTPUTS - 1 {
+                        self.apply::<T, D, E, 0>(&common, &mask, panels, warp, lane);
                     }
-                    let is_short = self.item.first_row + (visit.chunk + 1) * CHUNK > self.seq_len;
-                    let row = self.tensor_row(visit.chunk) + 16 * warp as i32;
-                    let counts_remainder = is_short || self.seq_len <= FEW_ROWS;
-                    let common = Operands {
-                        x: slot.address + Self::K,
-                        y: slot.address,
-                        z: slot.address + Self::DO,
-                        s: copy.address,
-                        forward,
-                        row,
-                        counts_remainder,
-                    };
-                    // SAFETY: the stage and the state are full.
-                    unsafe {
-                        if !forward {
-                            self.apply::<T, D, E, 0>(&common, &mask, panels, warp, lane);
-                        }
-                        let (x, y) = if forward { (Self::DO, Self::V) } else { (Self::V, Self::DO) };
-                        let z = if forward { Self::K } else { 0 };
-                        let wide = Operands {
-                            x: slot.address + x,
-                            y: slot.address + y,
-                            z: slot.address + z,
-                            ..common
-                        };
+                    let (x, y) = if forward { (Self::DO, Self::V) } else { (Self::V, Self::DO) };
+                    let z = if forward { Self::K } else { 0 };
+                    let wide = Operands { x: slot.address + x, y: slot.address + y, z: slot.address + z, ..common };
+                    if index == if forward { own % Self::OUTPUTS } else { 0 } {
                         self.apply::<T, E, D, 1>(&wide, &mask, panels, warp, lane);
-                        mbarrier_arrive_if(slot.empty, elected);
-                        mbarrier_arrive_if(copy.empty, elected);
                     }
+                    mbarrier_arrive_if(slot.empty, elected);
+                    mbarrier_arrive_if(copy.empty, elected);
                 }
                 own += 1;
             }
