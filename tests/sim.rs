@@ -209,7 +209,9 @@ fn the_cases_reach_every_variant() {
         let plan = |case: &Case| Plan::new(&case.problem(), device).unwrap();
         reached.extend(cases::sim().iter().flat_map(|case| plan(case).variants()));
         reached.extend(long_cases().iter().flat_map(|case| plan(case).with_segments(2, 2).variants()));
-        reached.extend(sweep_cases(65).iter().flat_map(|case| plan(case).with_sweep(true).variants()));
+        let swept =
+            |case: Case| [DType::Bf16, DType::F16].map(|dtype| plan(&Case { dtype, ..case.clone() }).with_sweep(true));
+        reached.extend(sweep_cases(65).into_iter().flat_map(swept).flat_map(|plan| plan.variants()));
         reached.extend(wide_cases(129).iter().flat_map(|case| plan(case).with_sharers(1, 128).variants()));
     }
     for variant in VARIANTS {
@@ -259,38 +261,27 @@ fn wide_slabs() {
 
 /// Every tile of the gradient kernel.
 fn sweep_cases(n: usize) -> Vec<Case> {
-    let dims = [(DType::Bf16, 128, 64), (DType::F16, 128, 128), (DType::Bf16, 40, 72), (DType::F16, 64, 64)];
-    let swapped = [(DType::F16, 128, 64), (DType::Bf16, 128, 128), (DType::F16, 64, 128), (DType::Bf16, 64, 56)];
-    [dims, swapped]
-        .concat()
-        .into_iter()
-        .map(|(dtype, d, e)| Case::new("sweep", dtype, [1, 6, n, d, e]).slopes(Slopes::Custom(SLOPES.to_vec())))
-        .collect()
+    [(128, 64, DType::Bf16), (128, 128, DType::F16), (40, 72, DType::Bf16), (64, 56, DType::F16)]
+        .map(|(d, e, dtype)| Case::new("sweep", dtype, [1, 2, n, d, e]).slopes(Slopes::Custom(vec![0.0039, 0.92])))
+        .into()
 }
 
 #[test]
 fn one_sweep_without_checkpoints() {
-    for sharers in [1, 2, 3] {
-        let simulator = Simulator { sweep: Some(true), sharers: Some(sharers), ..Simulator::of(HOPPER) };
-        for n in [64, 65, 273] {
-            run_cases(&sweep_cases(n), &simulator);
-        }
-        // Segments divide the sequence.
-        run_cases(&sweep_cases(256), &Simulator { segments: Some(2), ..simulator });
-    }
+    let with_sharers = |sharers| Simulator { sweep: Some(true), sharers: Some(sharers), ..Simulator::of(HOPPER) };
+    run_cases(&sweep_cases(65), &with_sharers(1));
+    run_cases(&sweep_cases(273), &with_sharers(2));
+    // Segments divide the sequence.
+    run_cases(&sweep_cases(384), &Simulator { segments: Some(2), ..with_sharers(3) });
 }
 
 #[test]
 fn one_sweep_from_checkpoints() {
-    for sharers in [1, 2, 3] {
-        for span_len in [64, 128] {
-            let simulator = Simulator { span_len: Some(span_len), sharers: Some(sharers), ..Simulator::of(HOPPER) };
-            for n in [129, 273] {
-                run_cases(&sweep_cases(n), &simulator);
-            }
-            run_cases(&sweep_cases(512), &Simulator { segments: Some(2), ..simulator });
-        }
-    }
+    let with_spans =
+        |span_len, sharers| Simulator { span_len: Some(span_len), sharers: Some(sharers), ..Simulator::of(HOPPER) };
+    run_cases(&sweep_cases(273), &with_spans(64, 2));
+    run_cases(&sweep_cases(520), &with_spans(128, 1));
+    run_cases(&sweep_cases(512), &Simulator { segments: Some(2), ..with_spans(128, 2) });
 }
 
 #[test]

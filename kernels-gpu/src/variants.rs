@@ -85,14 +85,14 @@ macro_rules! for_each_variant {
             chunk_output_sm90_f16_d64_e128: ChunkOutput, Sm90, F16, 64, 128, 6, 512, 1;
             chunk_output_sm90_bf16_d128_e128: ChunkOutput, Sm90, Bf16, 128, 128, 3, 512, 1;
             chunk_output_sm90_f16_d128_e128: ChunkOutput, Sm90, F16, 128, 128, 3, 512, 1;
-            gradients_sm90_bf16_d64_e64: Gradients, Sm90, Bf16, 64, 64, 5, 512, 1;
-            gradients_sm90_bf16_d128_e64: Gradients, Sm90, Bf16, 128, 64, 3, 512, 1;
-            gradients_sm90_bf16_d64_e128: Gradients, Sm90, Bf16, 64, 128, 3, 512, 1;
-            gradients_sm90_bf16_d128_e128: Gradients, Sm90, Bf16, 128, 128, 2, 512, 1;
-            gradients_sm90_f16_d64_e64: Gradients, Sm90, F16, 64, 64, 5, 512, 1;
-            gradients_sm90_f16_d128_e64: Gradients, Sm90, F16, 128, 64, 3, 512, 1;
-            gradients_sm90_f16_d64_e128: Gradients, Sm90, F16, 64, 128, 3, 512, 1;
-            gradients_sm90_f16_d128_e128: Gradients, Sm90, F16, 128, 128, 2, 512, 1;
+            gradients_sm90_bf16_d64_e64: Gradients, Sm90, Bf16, 64, 64, 10, 512, 1;
+            gradients_sm90_bf16_d128_e64: Gradients, Sm90, Bf16, 128, 64, 6, 512, 1;
+            gradients_sm90_bf16_d64_e128: Gradients, Sm90, Bf16, 64, 128, 7, 512, 1;
+            gradients_sm90_bf16_d128_e128: Gradients, Sm90, Bf16, 128, 128, 4, 512, 1;
+            gradients_sm90_f16_d64_e64: Gradients, Sm90, F16, 64, 64, 10, 512, 1;
+            gradients_sm90_f16_d128_e64: Gradients, Sm90, F16, 128, 64, 6, 512, 1;
+            gradients_sm90_f16_d64_e128: Gradients, Sm90, F16, 64, 128, 7, 512, 1;
+            gradients_sm90_f16_d128_e128: Gradients, Sm90, F16, 128, 128, 4, 512, 1;
             state_scan_sm80_f32_d0:      StateScan,   Sm80, F32,  0, 0,   0, 128, 8;
         }
     };
@@ -128,7 +128,7 @@ const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, value_tile: u32, stages
         (Op::StateScan, _) => 0,
         (Op::Gradients, _) => {
             let (widest, outputs) = (if x > z { x } else { z }, 3 - value_tile / 64);
-            stages * 2 * (x + z) + 2 * s + outputs * widest + BARRIER_BYTES + DECAY_TABLE_BYTES
+            stages * (x + z) + 2 * s + outputs * widest + BARRIER_BYTES + DECAY_TABLE_BYTES
         }
         (Op::ChunkOutput, Arch::Sm80) => stages * (2 * x + z) + s,
         (Op::ChunkOutput, Arch::Sm90) => stages * (x + z) + 2 * x + 2 * s + 2 * CHUNK * SLAB * 2 + BARRIER_BYTES,

@@ -14,7 +14,7 @@
 //!
 //! | shared memory | bytes |
 //! |---|---|
-//! | ring of `STAGES`: Q, K `[64, D]`, dO, V `[64, E]` | `STAGES · 256 (D + E)` |
+//! | ring of `SLOTS`: Q and dO, K and V, or dO alone, `[64, D]` and `[64, E]` | `SLOTS · 128 (D + E)` |
 //! | ring of 2: Sᵀ or Gᵀ `[E, D]` | `4 D E` |
 //! | dQ, dK or dV of each output warpgroup | `128 max(D, E)` each |
 //! | barriers, scratch | 256 |
@@ -50,23 +50,23 @@ use crate::variants::{BARRIER_BYTES, CHUNK};
 /// # Safety
 /// `params` and `maps` come from a validated plan; the grid is `sharers · batch · heads · segments`.
 #[inline(always)]
-pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const STAGES: u32>(
+pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const SLOTS: u32>(
     params: &Params,
     maps: *const TensorMap,
 ) {
     const { assert!(E == 64 || E == 128, "a state warpgroup has 64 rows") };
-    let stage_bytes = 2 * (D + E) / 64 * PANEL_BYTES;
+    let slot_bytes = (D + E) / 64 * PANEL_BYTES;
     let state_bytes = 2 * D * E;
     let (thread, base) = (thread_idx_x(), dynamic_smem());
-    let s_slots = base + STAGES * stage_bytes;
+    let s_slots = base + SLOTS * slot_bytes;
     let o_panels = s_slots + 2 * state_bytes;
-    let barriers = o_panels + Block::<D, E, STAGES>::OUTPUTS * Block::<D, E, STAGES>::OUTPUT_BYTES;
+    let barriers = o_panels + Block::<D, E, SLOTS>::OUTPUTS * Block::<D, E, SLOTS>::OUTPUT_BYTES;
     let item = WorkItem::of_block(params);
     let num_chunks = item.num_rows.div_ceil(CHUNK);
     let span_chunks = params.span_len / CHUNK;
-    let block = Block::<D, E, STAGES> {
-        stages: Ring::new(base, stage_bytes, barriers),
-        s: Ring::new(s_slots, state_bytes, barriers + Ring::<STAGES>::BARRIER_BYTES),
+    let block = Block::<D, E, SLOTS> {
+        inputs: Ring::new(base, slot_bytes, barriers),
+        s: Ring::new(s_slots, state_bytes, barriers + Ring::<SLOTS>::BARRIER_BYTES),
         o_panels,
         scratch: barriers + BARRIER_BYTES - 16,
         table: DecayTable(barriers + BARRIER_BYTES),
@@ -80,10 +80,10 @@ pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const STAGES: u3
     };
     // SAFETY: `slopes` holds a value for each head.
     let decay = unsafe { head_decay(params, block.item.head) };
-    let (states, outputs) = (Block::<D, E, STAGES>::STATES, Block::<D, E, STAGES>::OUTPUTS);
+    let (states, outputs) = (Block::<D, E, SLOTS>::STATES, Block::<D, E, SLOTS>::OUTPUTS);
     // SAFETY: before anything else, and a barrier follows.
     unsafe {
-        block.stages.init(1, (states + outputs) * WARPS, thread == 0);
+        block.inputs.init(1, (states + outputs) * WARPS, thread == 0);
         block.s.init(states * WARPS, outputs * WARPS, thread == 0);
         block.table.fill(decay, params.scale, thread);
     }
@@ -118,8 +118,8 @@ pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const STAGES: u3
 }
 
 /// What the roles share.
-struct Block<const D: u32, const E: u32, const STAGES: u32> {
-    stages: Ring<STAGES>,
+struct Block<const D: u32, const E: u32, const SLOTS: u32> {
+    inputs: Ring<SLOTS>,
     s: Ring<2>,
     o_panels: u32,
     scratch: u32,
@@ -180,17 +180,15 @@ struct Operands {
     counts_remainder: bool,
 }
 
-impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
+impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     /// State warpgroups, 64 rows of Sᵀ each.
     const STATES: u32 = E / 64;
     /// Output warpgroups.
     const OUTPUTS: u32 = 3 - Self::STATES;
     /// Panels of Q and K; of dO and V.
     const PANELS: [u32; 2] = [D / 64, E / 64];
-    /// Where K, dO and V lie in a stage; Q is first.
-    const K: u32 = Self::PANELS[0] * PANEL_BYTES;
-    const DO: u32 = 2 * Self::K;
-    const V: u32 = Self::DO + Self::PANELS[1] * PANEL_BYTES;
+    /// Where dO or V lies in a slot, after Q or K.
+    const NARROW: u32 = Self::PANELS[0] * PANEL_BYTES;
     /// Bytes of a panel of Sᵀ, `[E, 64]`.
     const S_PANEL_BYTES: u32 = E * ROW_BYTES;
     /// Bytes of the widest output of a chunk.
@@ -250,42 +248,45 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
         (self.item.first_row + chunk * CHUNK) as i32
     }
 
-    /// Loads what each visit takes: the operands of the state's update, and the rest where this block outputs.
+    /// Loads what each visit takes: a slot for the state's update, and another where this block outputs.
     #[inline(always)]
     unsafe fn produce(&self) {
         let (once, again) = (createpolicy_evict_first(), createpolicy_evict_normal());
         let (head, batch) = (self.item.head as i32, self.item.batch as i32);
-        let map = |index: usize| self.maps.wrapping_add(index);
         let mut visit = self.first_visit();
         let mut index = 0;
         while !visit.is_over {
             let row = self.tensor_row(visit.chunk);
-            let slot = self.stages.at(index);
-            let owned = visit.is_owned();
-            let (q, kv, do_) = (!visit.forward, visit.forward || owned, !visit.forward || owned);
-            let panels = |is: bool, dim: usize| if is { Self::PANELS[dim] } else { 0 };
-            let num_panels = panels(q, 0) + panels(kv, 0) + panels(do_, 1) + panels(kv, 1);
-            // The backward walk reads K and V for the last time, and so Q and dO if nobody shares them.
-            let kv_policy = if visit.forward { again } else { once };
-            let q_policy = if visit.forward || self.sharers > 1 { again } else { once };
-            // SAFETY: the slot is free once its empty barrier says so; the maps are those of this launch.
-            unsafe {
-                slot.wait_empty();
-                mbarrier_arrive_expect_tx_if(slot.full, num_panels * PANEL_BYTES, true);
-                unroll!(P in 2 {
-                    let (at, offset) = ([64 * P as i32, row, head, batch], P as u32 * PANEL_BYTES);
-                    let load = |to: u32, index, policy, is| {
-                        cp_async_bulk_tensor_load_if(slot.address + to + offset, map(index), at, slot.full, policy, is);
-                    };
-                    let [d, e] = Self::PANELS.map(|panels| (P as u32) < panels);
-                    load(Self::K, map::K, kv_policy, d && kv);
-                    load(Self::V, map::V, kv_policy, e && kv);
-                    load(Self::DO, map::DO, q_policy, e && do_);
-                    load(0, map::Q, q_policy, d && q);
-                });
+            let load = |index: u32, kv: bool, q: bool, do_: bool, policy: u64| {
+                let slot = self.inputs.at(index);
+                let wide_panels = if kv || q { Self::PANELS[0] } else { 0 };
+                // SAFETY: the slot is free once its empty barrier says so; the maps are those of this launch.
+                unsafe {
+                    slot.wait_empty();
+                    mbarrier_arrive_expect_tx_if(slot.full, (wide_panels + Self::PANELS[1]) * PANEL_BYTES, true);
+                    unroll!(P in 2 {
+                        let load = |offset: u32, map: usize, is| {
+                            let (to, at) = (slot.address + offset + P as u32 * PANEL_BYTES, [64 * P as i32, row, head, batch]);
+                            let map = self.maps.wrapping_add(map);
+                            cp_async_bulk_tensor_load_if(to, map, at, slot.full, policy, is);
+                        };
+                        let [wide, narrow] = Self::PANELS.map(|panels| (P as u32) < panels);
+                        load(0, map::K, wide && kv);
+                        load(0, map::Q, wide && q);
+                        load(Self::NARROW, map::V, narrow && kv);
+                        load(Self::NARROW, map::DO, narrow && do_);
+                    });
+                }
+            };
+            // The walk forward is followed by one backward; of that, sharers read Q and dO too.
+            let forward = visit.forward;
+            load(index, forward, !forward, !forward, if forward || self.sharers > 1 { again } else { once });
+            index += 1;
+            if visit.is_owned() {
+                load(index, !forward, false, forward, if forward { again } else { once });
+                index += 1;
             }
             visit = self.next(visit);
-            index += 1;
         }
     }
 
@@ -302,7 +303,7 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
         let stash = (params.stash as *mut f32)
             .wrapping_add(((block_idx_x() * Self::STATES + index) * 64 * 128 + thread) as usize);
         let load_z = |slot: u32, forward: bool| {
-            let panel = slot + if forward { Self::V } else { Self::DO } + index * PANEL_BYTES;
+            let panel = slot + Self::NARROW + index * PANEL_BYTES;
             // SAFETY: the slot is full.
             unsafe { load_scaled_columns::<T>(panel, warp, lane, &self.table.row_decay(lane, !forward)) }
         };
@@ -340,11 +341,11 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
                 enter_span(&mut s, visit);
             }
         }
-        let mut slot = self.stages.at(0);
+        let mut slot = self.inputs.at(0);
         // SAFETY: the first filling.
         unsafe { slot.wait_full() };
         let mut a = load_z(slot.address, visit.forward);
-        let (mut index_of_visit, mut own) = (0, 0);
+        let (mut first, mut own) = (0, 0);
         loop {
             let owned = visit.is_owned();
             if owned {
@@ -360,14 +361,11 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
                 own += 1;
             }
             // SAFETY: the slot is full; `a` is kept, and `s` left alone, until the wait below.
-            unsafe {
-                let y = slot.address + if visit.forward { Self::K } else { 0 };
-                update_state::<T, D>(&mut s, chunk_decay, &a, y);
-            }
+            unsafe { update_state::<T, D>(&mut s, chunk_decay, &a, slot.address) };
             // Meanwhile the next visit's A.
             let next = self.next(visit);
-            index_of_visit += 1;
-            let next_slot = self.stages.at(index_of_visit);
+            first += 1 + u32::from(owned);
+            let next_slot = self.inputs.at(first);
             let mut next_a = a;
             if !next.is_over {
                 // SAFETY: the next filling.
@@ -411,48 +409,59 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
         let elected = lane == 0;
         let panels = self.o_panels + index * Self::OUTPUT_BYTES;
         let mut visit = self.first_visit();
-        let (mut index_of_visit, mut own) = (0, 0);
+        let (mut index_of_slot, mut own) = (0, 0);
         while !visit.is_over {
             if visit.is_owned() {
                 let forward = visit.forward;
                 let mask = self.table.masks(warp, lane, !forward);
-                let (slot, copy) = (self.stages.at(index_of_visit), self.s.at(own));
-                // SAFETY: the state warpgroup passed the stage before it published the state, and this warpgroup has yet to
-                // free it, so this is less than two fillings behind in both.
+                // K and V, then dO; backward Q and dO, then K and V.
+                let (first, second) = (self.inputs.at(index_of_slot), self.inputs.at(index_of_slot + 1));
+                let copy = self.s.at(own);
+                // SAFETY: the state warpgroups passed the first slot before they published the state, and this warpgroup has yet to
+                // free it and the second, so this is less than two fillings behind everywhere.
                 unsafe {
                     copy.wait_full();
-                    slot.wait_full();
+                    first.wait_full();
+                    second.wait_full();
                 }
                 let is_short = self.item.first_row + (visit.chunk + 1) * CHUNK > self.seq_len;
-                let row = self.tensor_row(visit.chunk) + 16 * warp as i32;
-                let counts_remainder = is_short || self.seq_len <= FEW_ROWS;
-                let common = Operands {
-                    x: slot.address + Self::K,
-                    y: slot.address,
-                    z: slot.address + Self::DO,
+                let dv = Operands {
+                    x: second.address,
+                    y: first.address,
+                    z: first.address + Self::NARROW,
                     s: copy.address,
                     forward,
-                    row,
-                    counts_remainder,
+                    row: self.tensor_row(visit.chunk) + 16 * warp as i32,
+                    counts_remainder: is_short || self.seq_len <= FEW_ROWS,
                 };
-                // SAFETY: the stage and the state are full.
+                let dq_or_dk = Operands {
+                    x: second.address + Self::NARROW,
+                    y: first.address + Self::NARROW,
+                    z: first.address,
+                    ..dv
+                };
+                // SAFETY: the slots and the state are full.
                 unsafe {
                     if !forward && index == Self::OUTPUTS - 1 {
-                        self.apply::<T, D, E, 0>(&common, &mask, panels, warp, lane);
+                        self.apply::<T, D, E, 0>(&dv, &mask, panels, warp, lane);
                     }
-                    let (x, y) = if forward { (Self::DO, Self::V) } else { (Self::V, Self::DO) };
-                    let z = if forward { Self::K } else { 0 };
-                    let wide = Operands { x: slot.address + x, y: slot.address + y, z: slot.address + z, ..common };
                     if index == if forward { own % Self::OUTPUTS } else { 0 } {
-                        self.apply::<T, E, D, 1>(&wide, &mask, panels, warp, lane);
+                        self.apply::<T, E, D, 1>(&dq_or_dk, &mask, panels, warp, lane);
                     }
-                    mbarrier_arrive_if(slot.empty, elected);
+                    mbarrier_arrive_if(first.empty, elected);
+                    mbarrier_arrive_if(second.empty, elected);
                     mbarrier_arrive_if(copy.empty, elected);
+                    // The state warpgroups do not read the second slot.
+                    mbarrier_arrive_if(second.empty, elected && index == 0);
+                    if Self::STATES == 2 {
+                        mbarrier_arrive_if(second.empty, elected && index == 0);
+                    }
                 }
                 own += 1;
+                index_of_slot += 1;
             }
             visit = self.next(visit);
-            index_of_visit += 1;
+            index_of_slot += 1;
         }
         cp_async_bulk_wait_group::<0>();
     }
