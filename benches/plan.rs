@@ -86,7 +86,7 @@ mod grid {
                     continue;
                 }
                 let lean = pinned(&planned.clone().with_family(Arch::Sm90).with_sweep(true));
-                let spans = [64, 128, 256, 512].map(|span_len| pinned(&planned.with_span(span_len)));
+                let spans = [64, 128, 192, 256, 320, 512].map(|span_len| pinned(&planned.with_span(span_len)));
                 for plan in [lean].into_iter().chain(spans) {
                     if !plans.contains(&plan) {
                         plans.push(plan);

@@ -82,8 +82,9 @@ pub struct Params {
     pub sharers: u32,
     /// Rows between two checkpoints, a multiple of the chunk; a segment is a multiple of it, or at most as long.
     pub span_len: u32,
-    /// f32 states `[batch·heads, spans, …]` that enter each span, laid out as those of application 0; the first of a
-    /// sequence, zero, is not used. The output kernel writes them unless this is 0, the gradient kernel reads them.
+    /// f32 states `[batch·heads, spans, …]` that enter each span, in the kernels' own order; the first of a sequence, zero,
+    /// is not used. The output kernel writes them unless this is 0, the gradient kernel reads them where segments have
+    /// several spans.
     pub checkpoints: u64,
     /// Workspace of the gradient kernel: 32 KiB for each block and 64 value columns.
     pub stash: u64,

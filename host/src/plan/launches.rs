@@ -263,11 +263,6 @@ impl Pass<'_> {
         launch.params.slabs = 1;
         launch.params.stash = self.aux.workspace + states as u64;
         launch.params.span_len = span_len;
-        if self.checkpoints.is_none() {
-            // Segments begin from what the scan left.
-            launch.params.checkpoints = operations[0].application.states;
-            launch.params.num_spans = self.schedule.segments;
-        }
         launches.push(launch);
     }
 

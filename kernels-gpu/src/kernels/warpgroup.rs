@@ -6,8 +6,8 @@
 
 use crate::decay::Decay;
 use crate::device::{
-    ld_global_f32, ld_shared_f32, ldmatrix_x4, ldmatrix_x4_trans, st_global_f32, st_shared_b32, stmatrix_x4,
-    wgmma_commit_group, wgmma_fence, wgmma_wait_group,
+    ld_global_f32, ld_global_f32x4, ld_shared_f32, ldmatrix_x4, ldmatrix_x4_trans, prefetch_global_l2, st_global_f32x4,
+    st_shared_b32, stmatrix_x4, wgmma_commit_group, wgmma_fence, wgmma_wait_group,
 };
 use crate::element::Element;
 use crate::tile::descriptor::Descriptor;
@@ -226,21 +226,69 @@ impl StatePlace {
             }
         });
     }
+}
 
-    /// Writes `D` columns.
+/// 64 rows of a state in global memory as the threads hold them: four values of each thread of a warpgroup, and again.
+/// Only these functions know the order.
+#[derive(Clone, Copy)]
+pub struct SavedRows(*mut f32);
+
+impl SavedRows {
+    /// This thread's part of rows `64 · block …` of the state `[E, D]` at `state`.
+    #[inline(always)]
+    pub fn new<const D: u32>(state: u64, block: u32, thread: u32) -> Self {
+        SavedRows((state as *mut f32).wrapping_add((block * 64 * D + 4 * thread) as usize))
+    }
+
+    /// Saves `D` columns.
     ///
     /// # Safety
     /// The state can be written, and nothing else touches these rows.
     #[inline(always)]
-    pub unsafe fn store<const D: u32>(&self, s: &Rows) {
+    pub unsafe fn save<const D: u32>(self, s: &Rows) {
+        unroll!(P in 2 {
+            unroll!(J in 8 {
+                if (P as u32) < D / 64 {
+                    let i = 32 * P + 4 * J;
+                    // SAFETY: the caller's contract.
+                    unsafe { st_global_f32x4(self.0.wrapping_add(128 * i), [s[i], s[i + 1], s[i + 2], s[i + 3]]) };
+                }
+            });
+        });
+    }
+
+    /// Restores `D` columns.
+    ///
+    /// # Safety
+    /// The rows were saved by a kernel before, or by this thread.
+    #[inline(always)]
+    pub unsafe fn restore<const D: u32>(self, s: &mut Rows) {
+        unroll!(P in 2 {
+            unroll!(J in 8 {
+                if (P as u32) < D / 64 {
+                    let i = 32 * P + 4 * J;
+                    // SAFETY: the caller's contract.
+                    let quad = unsafe { ld_global_f32x4(self.0.wrapping_add(128 * i)) };
+                    unroll!(V in 4 {
+                        s[i + V] = quad[V];
+                    });
+                }
+            });
+        });
+    }
+
+    /// Asks for the rows ahead of time.
+    ///
+    /// # Safety
+    /// The rows are there.
+    #[inline(always)]
+    pub unsafe fn prefetch<const D: u32>(self, thread: u32) {
+        // A line of 32 values for each thread and 64 columns.
+        let line = self.0.wrapping_add(28 * thread as usize);
         unroll!(P in 2 {
             if (P as u32) < D / 64 {
-                unroll!(J in 8 {
-                    unroll!(V in 4 {
-                        // SAFETY: the caller's contract.
-                        unsafe { st_global_f32(self.value(P, J, V).cast_mut(), s[32 * P + 4 * J + V]) };
-                    });
-                });
+                // SAFETY: the caller's contract.
+                unsafe { prefetch_global_l2(line.wrapping_add(128 * 32 * P)) };
             }
         });
     }

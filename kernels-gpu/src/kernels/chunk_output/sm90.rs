@@ -25,8 +25,8 @@
 //! begins before the first row must be kept from it (an illegal instruction).
 
 use super::super::warpgroup::{
-    Masks, RegisterMasks, RegisterRowDecay, StatePlace, WARPS, load_fragments, load_scaled_columns, product, step,
-    store_rounded, update_state, wait,
+    Masks, RegisterMasks, RegisterRowDecay, SavedRows, StatePlace, WARPS, load_fragments, load_scaled_columns, product,
+    step, store_rounded, update_state, wait,
 };
 use super::super::{WorkItem, application, div_rem, head_decay};
 use super::FEW_ROWS;
@@ -262,9 +262,10 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
             // What of the sharers is first leaves the states for backward.
             if until_checkpoint == 0 {
                 let at = self.item.sequence as usize * params.num_spans as usize + span as usize;
-                let state = (params.checkpoints as *const f32).wrapping_add(at * params.state_len as usize);
+                let state = params.checkpoints + (at * params.state_len as usize * size_of::<f32>()) as u64;
+                let block = self.item.slab * Self::STATES + index;
                 // SAFETY: the host has made room for a state of each span.
-                unsafe { StatePlace::new(state, strides, row, warp, lane).store::<D>(&s) };
+                unsafe { SavedRows::new::<D>(state, block, thread).save::<D>(&s) };
                 span += 1;
                 until_checkpoint = span_chunks;
             }

@@ -25,8 +25,8 @@
 
 use super::super::chunk_output::FEW_ROWS;
 use super::super::warpgroup::{
-    DecayTable, Masks, Rows, StatePlace, TableMasks, WARPS, load_fragments, load_scaled_columns, product, step,
-    store_rounded, update_state, wait,
+    DecayTable, Masks, Rows, SavedRows, StatePlace, TableMasks, WARPS, load_fragments, load_scaled_columns, product,
+    step, store_rounded, update_state, wait,
 };
 use super::super::{WorkItem, div_rem, head_decay};
 use crate::abi::{MAPS_PER_APPLICATION, Params, TensorMap};
@@ -34,9 +34,9 @@ use crate::decay::Decay;
 use crate::device::{
     block_idx_x, cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if,
     cp_async_bulk_wait_group, cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal,
-    dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, ld_global_f32, mbarrier_arrive_expect_tx_if,
-    mbarrier_arrive_if, setmaxnreg_dec, setmaxnreg_inc, st_global_f32, syncthreads, syncwarp, thread_idx_x,
-    wgmma_commit_group, wgmma_fence, wgmma_wait_group,
+    dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if,
+    setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp, thread_idx_x, wgmma_commit_group, wgmma_fence,
+    wgmma_wait_group,
 };
 use crate::element::Element;
 use crate::tile::descriptor::Descriptor;
@@ -296,50 +296,61 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         let (warp, lane) = (thread / 32, thread % 32);
         let elected = lane == 0;
         let chunk_decay = decay.pow(CHUNK);
-        let place = |states: u64, at: usize| {
+        let stash = SavedRows::new::<D>(params.stash, block_idx_x() * Self::STATES + index, thread);
+        let checkpoint = |span: u32| {
+            let at = self.item.sequence as usize * params.num_spans as usize + span as usize;
+            let state = params.checkpoints + (at * params.state_len as usize * size_of::<f32>()) as u64;
+            SavedRows::new::<D>(state, index, thread)
+        };
+        // What the scan left for a segment.
+        let entering = |states: u64, segment: u32| {
+            let at = self.item.sequence as usize * params.segments as usize + segment as usize;
             let state = (states as *const f32).wrapping_add(at * params.state_len as usize);
             StatePlace::new(state, [E as usize, 1], 64 * index, warp, lane)
         };
-        let stash = (params.stash as *mut f32)
-            .wrapping_add(((block_idx_x() * Self::STATES + index) * 64 * 128 + thread) as usize);
         let load_z = |slot: u32, forward: bool| {
             let panel = slot + Self::NARROW + index * PANEL_BYTES;
             // SAFETY: the slot is full.
             unsafe { load_scaled_columns::<T>(panel, warp, lane, &self.table.row_decay(lane, !forward)) }
         };
+        // Of the sequence, not the segment.
+        let span_of = |chunk: u32| div_rem(self.item.first_row / CHUNK + chunk, self.span_chunks).0;
+        let enter_segment = |s: &mut Rows, forward: bool| {
+            let segment = if forward { self.item.segment } else { params.segments - 1 - self.item.segment };
+            let states = if forward { params.applications[0].states } else { params.applications[1].states };
+            *s = [0.0; 64];
+            if segment > 0 {
+                // SAFETY: the checkpoints are there, or the scan kernel has filled the workspace.
+                unsafe {
+                    if forward && params.checkpoints != 0 {
+                        checkpoint(span_of(0)).restore::<D>(s);
+                    } else {
+                        entering(states, segment).load::<D>(s);
+                    }
+                }
+            }
+        };
         let enter_span = |s: &mut Rows, visit: Visit| {
-            let (span, _) = div_rem(self.item.first_row + visit.first * CHUNK, params.span_len);
+            let span = span_of(visit.first);
             // SAFETY: this thread's place; the checkpoints are there.
             unsafe {
-                if !self.in_turn_by_chunks {
-                    store_stash::<D>(stash, s);
-                }
-                *s = [0.0; 64];
+                stash.save::<D>(s);
                 if span > 0 {
-                    let at = self.item.sequence as usize * params.num_spans as usize + span as usize;
-                    place(params.checkpoints, at).load::<D>(s);
+                    checkpoint(span).restore::<D>(s);
+                } else {
+                    *s = [0.0; 64];
+                }
+                if span > self.sharers {
+                    checkpoint(span - self.sharers).prefetch::<D>(thread);
                 }
             }
         };
 
         let mut visit = self.first_visit();
         let mut s = [0.0f32; 64];
-        let enter_segment = |s: &mut Rows| {
-            *s = [0.0; 64];
-            let after = params.segments - 1 - self.item.segment;
-            if after > 0 {
-                let at = self.item.sequence as usize * params.segments as usize + after as usize;
-                // SAFETY: the scan kernel has filled the workspace.
-                unsafe { place(params.applications[1].states, at).load::<D>(s) };
-            }
-        };
-        if self.in_turn_by_chunks {
+        enter_segment(&mut s, self.in_turn_by_chunks);
+        if !self.in_turn_by_chunks && visit.forward {
             enter_span(&mut s, visit);
-        } else {
-            enter_segment(&mut s);
-            if visit.forward {
-                enter_span(&mut s, visit);
-            }
         }
         let mut slot = self.inputs.at(0);
         // SAFETY: the first filling.
@@ -392,10 +403,10 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
                 enter_span(&mut s, next);
             } else if visit.forward && !next.forward {
                 if self.in_turn_by_chunks {
-                    enter_segment(&mut s);
+                    enter_segment(&mut s, false);
                 } else {
-                    // SAFETY: this thread's place, stored when the span was entered.
-                    unsafe { load_stash::<D>(stash, &mut s) };
+                    // SAFETY: this thread's place, saved when the span was entered.
+                    unsafe { stash.restore::<D>(&mut s) };
                 }
             }
             (a, slot, visit) = (next_a, next_slot, next);
@@ -561,42 +572,4 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             cp_async_bulk_commit_group();
         }
     }
-}
-
-/// Puts a thread's values away.
-///
-/// # Safety
-/// `stash` is 64 values, 128 apart, that only this thread uses.
-#[inline(always)]
-unsafe fn store_stash<const D: u32>(stash: *mut f32, s: &Rows) {
-    unroll!(P in 2 {
-        if (P as u32) < D / 64 {
-            unroll!(J in 8 {
-                unroll!(V in 4 {
-                    let i = 32 * P + 4 * J + V;
-                    // SAFETY: the caller's contract.
-                    unsafe { st_global_f32(stash.wrapping_add(128 * i), s[i]) };
-                });
-            });
-        }
-    });
-}
-
-/// Takes them back.
-///
-/// # Safety
-/// As [`store_stash`], which has stored them.
-#[inline(always)]
-unsafe fn load_stash<const D: u32>(stash: *const f32, s: &mut Rows) {
-    unroll!(P in 2 {
-        if (P as u32) < D / 64 {
-            unroll!(J in 8 {
-                unroll!(V in 4 {
-                    let i = 32 * P + 4 * J + V;
-                    // SAFETY: the caller's contract.
-                    s[i] = unsafe { ld_global_f32(stash.wrapping_add(128 * i)) };
-                });
-            });
-        }
-    });
 }
