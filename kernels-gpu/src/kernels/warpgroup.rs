@@ -468,7 +468,18 @@ pub struct TableMasks {
     lambda: u32,
 }
 
-impl Masks for TableMasks {
+impl TableMasks {
+    /// All of it in registers.
+    #[inline(always)]
+    pub fn load(&self) -> RegisterMasks {
+        let mut pairs = [[0.0; 2]; 9];
+        unroll!(J in 8 {
+            pairs[J] = self.pair(J);
+        });
+        pairs[8] = self.pair(8);
+        RegisterMasks { pairs, lambda: self.lambda() }
+    }
+
     #[inline(always)]
     fn pair(&self, j: usize) -> [f32; 2] {
         let at = self.distance.wrapping_add(32).wrapping_sub(32 * j as u32);

@@ -138,7 +138,8 @@ struct Block<const D: u32, const E: u32, const SLOTS: u32> {
 /// A chunk on its way through a span.
 #[derive(Clone, Copy)]
 struct Visit {
-    chunk: u32,
+    /// Chunks of the span that follow on this way.
+    left: u32,
     /// First chunk of the span.
     first: u32,
     /// Spans, or chunks, until it is this block's turn to output; 0 when it is.
@@ -194,24 +195,23 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     /// Bytes of the widest output of a chunk.
     const OUTPUT_BYTES: u32 = if D > E { D } else { E } / 64 * PANEL_BYTES;
 
-    /// The last span's first visit.
+    /// First chunk of the last span.
     #[inline(always)]
-    fn first_visit(&self) -> Visit {
-        let (span, _) = div_rem(self.num_chunks - 1, self.span_chunks);
-        self.enter(span * self.span_chunks, self.item.share)
+    fn last_span(&self) -> u32 {
+        div_rem(self.num_chunks - 1, self.span_chunks).0 * self.span_chunks
+    }
+
+    /// Chunks of the span that begins at `first`.
+    #[inline(always)]
+    fn chunks_of_span(&self, first: u32) -> u32 {
+        (self.num_chunks - first).min(self.span_chunks)
     }
 
     /// The first visit to a span.
     #[inline(always)]
     fn enter(&self, first: u32, turns: u32) -> Visit {
         let forward = self.in_turn_by_chunks || turns == 0;
-        Visit { chunk: if forward { first } else { self.end(first) - 1 }, first, turns, forward, is_over: false }
-    }
-
-    /// One past the last chunk of the span that begins at `first`.
-    #[inline(always)]
-    fn end(&self, first: u32) -> u32 {
-        (first + self.span_chunks).min(self.num_chunks)
+        Visit { left: self.chunks_of_span(first) - 1, first, turns, forward, is_over: false }
     }
 
     /// The turns that are left when one has passed.
@@ -223,22 +223,27 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     /// The visit after `visit`.
     #[inline(always)]
     fn next(&self, visit: Visit) -> Visit {
-        let Visit { chunk, first, turns, forward, .. } = visit;
-        let next_turn = self.next_turn(turns);
-        let turns = if self.in_turn_by_chunks { next_turn } else { turns };
-        if forward {
-            if chunk + 1 < self.end(first) {
-                Visit { chunk: chunk + 1, turns, ..visit }
-            } else {
-                let turns = if self.in_turn_by_chunks { self.item.share } else { turns };
-                Visit { forward: false, turns, ..visit }
-            }
-        } else if chunk > first {
-            Visit { chunk: chunk - 1, turns, ..visit }
+        let Visit { left, first, turns, forward, .. } = visit;
+        if left > 0 {
+            let turns = if self.in_turn_by_chunks { self.next_turn(turns) } else { turns };
+            Visit { left: left - 1, turns, ..visit }
+        } else if forward {
+            let turns = if self.in_turn_by_chunks { self.item.share } else { turns };
+            Visit { left: self.chunks_of_span(first) - 1, turns, forward: false, ..visit }
         } else if first > 0 {
-            self.enter(first - self.span_chunks, next_turn)
+            self.enter(first - self.span_chunks, self.next_turn(turns))
         } else {
             Visit { is_over: true, ..visit }
+        }
+    }
+
+    /// The chunk of a visit.
+    #[inline(always)]
+    fn chunk(&self, visit: Visit) -> u32 {
+        if visit.forward {
+            visit.first + self.chunks_of_span(visit.first) - 1 - visit.left
+        } else {
+            visit.first + visit.left
         }
     }
 
@@ -253,10 +258,10 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     unsafe fn produce(&self) {
         let (once, again) = (createpolicy_evict_first(), createpolicy_evict_normal());
         let (head, batch) = (self.item.head as i32, self.item.batch as i32);
-        let mut visit = self.first_visit();
+        let mut visit = self.enter(self.last_span(), self.item.share);
         let mut index = 0;
         while !visit.is_over {
-            let row = self.tensor_row(visit.chunk);
+            let row = self.tensor_row(self.chunk(visit));
             let load = |index: u32, kv: bool, q: bool, do_: bool, policy: u64| {
                 let slot = self.inputs.at(index);
                 let wide_panels = if kv || q { Self::PANELS[0] } else { 0 };
@@ -346,7 +351,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             }
         };
 
-        let mut visit = self.first_visit();
+        let mut visit = self.enter(self.last_span(), self.item.share);
         let mut s = [0.0f32; 64];
         enter_segment(&mut s, self.in_turn_by_chunks);
         if !self.in_turn_by_chunks && visit.forward {
@@ -417,64 +422,101 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     #[inline(always)]
     unsafe fn output<T: Element>(&self, index: u32, thread: u32) {
         let (warp, lane) = (thread / 32, thread % 32);
-        let elected = lane == 0;
         let panels = self.o_panels + index * Self::OUTPUT_BYTES;
-        let mut visit = self.first_visit();
-        let (mut index_of_slot, mut own) = (0, 0);
-        while !visit.is_over {
-            if visit.is_owned() {
-                let forward = visit.forward;
-                let mask = self.table.masks(warp, lane, !forward);
-                // K and V, then dO; backward Q and dO, then K and V.
-                let (first, second) = (self.inputs.at(index_of_slot), self.inputs.at(index_of_slot + 1));
-                let copy = self.s.at(own);
-                // SAFETY: the state warpgroups passed the first slot before they published the state, and this warpgroup has yet to
-                // free it and the second, so this is less than two fillings behind everywhere.
-                unsafe {
-                    copy.wait_full();
-                    first.wait_full();
-                    second.wait_full();
-                }
-                let is_short = self.item.first_row + (visit.chunk + 1) * CHUNK > self.seq_len;
-                let dv = Operands {
-                    x: second.address,
-                    y: first.address,
-                    z: first.address + Self::NARROW,
-                    s: copy.address,
-                    forward,
-                    row: self.tensor_row(visit.chunk) + 16 * warp as i32,
-                    counts_remainder: is_short || self.seq_len <= FEW_ROWS,
+        let (mut first, mut turns) = (self.last_span(), self.item.share);
+        // Slots before the walk, and chunks that this block has output.
+        let (mut slots, mut own) = (0, 0);
+        loop {
+            let chunks = self.chunks_of_span(first);
+            let is_owned = self.in_turn_by_chunks || turns == 0;
+            let mut forward = is_owned;
+            loop {
+                let (mut at, stride) = match (self.in_turn_by_chunks, is_owned) {
+                    (true, _) => (self.item.share, self.sharers),
+                    (false, true) => (0, 1),
+                    (false, false) => (chunks, 1),
                 };
-                let dq_or_dk = Operands {
-                    x: second.address + Self::NARROW,
-                    y: first.address + Self::NARROW,
-                    z: first.address,
-                    ..dv
-                };
-                // SAFETY: the slots and the state are full.
-                unsafe {
-                    if !forward && index == Self::OUTPUTS - 1 {
-                        self.apply::<T, D, E, 0>(&dv, &mask, panels, warp, lane);
-                    }
-                    if index == if forward { own % Self::OUTPUTS } else { 0 } {
-                        self.apply::<T, E, D, 1>(&dq_or_dk, &mask, panels, warp, lane);
-                    }
-                    mbarrier_arrive_if(first.empty, elected);
-                    mbarrier_arrive_if(second.empty, elected);
-                    mbarrier_arrive_if(copy.empty, elected);
-                    // The state warpgroups do not read the second slot.
-                    mbarrier_arrive_if(second.empty, elected && index == 0);
-                    if Self::STATES == 2 {
-                        mbarrier_arrive_if(second.empty, elected && index == 0);
-                    }
+                let own_before = own;
+                let masks = self.table.masks(warp, lane, !forward);
+                while at < chunks {
+                    // Each chunk takes a slot, and one more if this block outputs it.
+                    let slot = slots + at + (own - own_before);
+                    let chunk = first + if forward { at } else { chunks - 1 - at };
+                    // SAFETY: by this function's contract.
+                    unsafe { self.output_chunk::<T>(index, panels, warp, lane, chunk, forward, slot, own, &masks) };
+                    own += 1;
+                    at += stride;
                 }
-                own += 1;
-                index_of_slot += 1;
+                slots += chunks + (own - own_before);
+                if !forward {
+                    break;
+                }
+                forward = false;
             }
-            visit = self.next(visit);
-            index_of_slot += 1;
+            if first == 0 {
+                break;
+            }
+            first -= self.span_chunks;
+            turns = self.next_turn(turns);
         }
         cp_async_bulk_wait_group::<0>();
+    }
+
+    /// Computes what this warpgroup does for a chunk, the `own`-th of this block.
+    #[expect(clippy::too_many_arguments)]
+    #[inline(always)]
+    unsafe fn output_chunk<T: Element>(
+        &self,
+        index: u32,
+        panels: u32,
+        warp: u32,
+        lane: u32,
+        chunk: u32,
+        forward: bool,
+        slot: u32,
+        own: u32,
+        masks: &TableMasks,
+    ) {
+        let elected = lane == 0;
+        // K and V, then dO; backward Q and dO, then K and V.
+        let (first, second) = (self.inputs.at(slot), self.inputs.at(slot + 1));
+        let copy = self.s.at(own);
+        // SAFETY: the state warpgroups passed the first slot before they published the state, and this warpgroup has yet to
+        // free it and the second, so this is less than two fillings behind everywhere.
+        unsafe {
+            copy.wait_full();
+            first.wait_full();
+            second.wait_full();
+        }
+        let is_short = self.item.first_row + (chunk + 1) * CHUNK > self.seq_len;
+        let dv = Operands {
+            x: second.address,
+            y: first.address,
+            z: first.address + Self::NARROW,
+            s: copy.address,
+            forward,
+            row: self.tensor_row(chunk) + 16 * warp as i32,
+            counts_remainder: is_short || self.seq_len <= FEW_ROWS,
+        };
+        let dq_or_dk =
+            Operands { x: second.address + Self::NARROW, y: first.address + Self::NARROW, z: first.address, ..dv };
+        // SAFETY: the slots and the state are full.
+        unsafe {
+            if !forward && index == Self::OUTPUTS - 1 {
+                self.apply::<T, D, E, 0>(&dv, masks, panels, warp, lane);
+            }
+            if index == if forward { own % Self::OUTPUTS } else { 0 } {
+                self.apply::<T, E, D, 1>(&dq_or_dk, masks, panels, warp, lane);
+            }
+            mbarrier_arrive_if(first.empty, elected);
+            mbarrier_arrive_if(second.empty, elected);
+            mbarrier_arrive_if(copy.empty, elected);
+            // The state warpgroups do not read the second slot.
+            mbarrier_arrive_if(second.empty, elected && index == 0);
+            if Self::STATES == 2 {
+                mbarrier_arrive_if(second.empty, elected && index == 0);
+            }
+        }
     }
 
     /// O = c ((X Yᵀ ⊙ M) Z + Λ X S) of a chunk, X and Y of `K` columns, Z and O of `N`; the copy of S is stored `[k, n]`
@@ -483,7 +525,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     unsafe fn apply<T: Element, const K: u32, const N: u32, const TRANS_S: u32>(
         &self,
         operands: &Operands,
-        mask: &TableMasks,
+        masks: &TableMasks,
         panels: u32,
         warp: u32,
         lane: u32,
@@ -513,6 +555,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         });
         wgmma_commit_group();
 
+        let mask = masks.load();
         wgmma_wait_group::<1, 32>(&mut p);
         let a = mask.apply::<T>(&p);
         wait::<N>(&mut o);
@@ -555,20 +598,21 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             fence_proxy_async();
             syncwarp();
             let policy = createpolicy_evict_first();
-            unroll!(P in 2 {
-                let at = [64 * P as i32, operands.row, self.item.head as i32, self.item.batch as i32];
-                let rows = panels + P as u32 * PANEL_BYTES + 16 * warp * ROW_BYTES;
-                let is_panel = (P as u32) < N / 64 && lane == 0;
-                let store = |index: usize, is| {
-                    cp_async_bulk_tensor_store_if(self.maps.wrapping_add(index), at, rows, policy, is_panel && is);
-                };
-                if TRANS_S == 1 {
-                    store(map::DQ, operands.forward);
-                    store(map::DK, !operands.forward);
-                } else {
-                    store(map::DV, true);
-                }
-            });
+            let store = |map: usize| {
+                unroll!(P in 2 {
+                    let at = [64 * P as i32, operands.row, self.item.head as i32, self.item.batch as i32];
+                    let rows = panels + P as u32 * PANEL_BYTES + 16 * warp * ROW_BYTES;
+                    let is_panel = (P as u32) < N / 64 && lane == 0;
+                    cp_async_bulk_tensor_store_if(self.maps.wrapping_add(map), at, rows, policy, is_panel);
+                });
+            };
+            if TRANS_S == 0 {
+                store(map::DV);
+            } else if operands.forward {
+                store(map::DQ);
+            } else {
+                store(map::DK);
+            }
             cp_async_bulk_commit_group();
         }
     }
