@@ -88,34 +88,17 @@ pub unsafe fn load_fragments<const K: u32>(operand: u32, warp: u32, lane: u32) -
     a
 }
 
-/// Where K̄ of a lane's columns comes from.
-pub trait RowDecay {
-    /// K̄ at the rows 0, 1, 8 and 9 from `16 k + 2 (l % 4)` on.
-    fn at(&self, k: usize) -> [f32; 4];
-}
-
-/// [`RowDecay`] in registers.
-pub struct RegisterRowDecay([[f32; 4]; 4]);
-
-impl RegisterRowDecay {
-    /// Where the rows lie in walking order or `backwards`.
-    #[inline(always)]
-    pub fn new(decay: Decay, lane: u32, backwards: bool) -> Self {
-        let mut factors = [[0.0; 4]; 4];
-        unroll!(K in 4 {
-            let first = 16 * K as u32 + 2 * (lane % 4);
-            let at = |row: u32| decay.pow(if backwards { first + row } else { CHUNK - 1 - first - row });
-            factors[K] = [at(0), at(1), at(8), at(9)];
-        });
-        RegisterRowDecay(factors)
-    }
-}
-
-impl RowDecay for RegisterRowDecay {
-    #[inline(always)]
-    fn at(&self, k: usize) -> [f32; 4] {
-        self.0[k]
-    }
+/// K̄ of a lane's columns, at the rows 0, 1, 8 and 9 from `16 k + 2 (l % 4)` on, for steps `k` of 16 rows; the rows lie in
+/// walking order or `backwards`.
+#[inline(always)]
+pub fn row_decay(decay: Decay, lane: u32, backwards: bool) -> [[f32; 4]; 4] {
+    let mut factors = [[0.0; 4]; 4];
+    unroll!(K in 4 {
+        let first = 16 * K as u32 + 2 * (lane % 4);
+        let at = |row: u32| decay.pow(if backwards { first + row } else { CHUNK - 1 - first - row });
+        factors[K] = [at(0), at(1), at(8), at(9)];
+    });
+    factors
 }
 
 /// (K̄ Z)ᵀ of a chunk as A fragments: this warp's 16 columns of the panel.
@@ -127,12 +110,12 @@ pub unsafe fn load_scaled_columns<T: Element>(
     panel: u32,
     warp: u32,
     lane: u32,
-    row_decay: &impl RowDecay,
+    row_decay: impl Fn(usize) -> [f32; 4],
 ) -> Fragments {
     let address = BlockAddress::columns_first(lane);
     let mut a = [0; 16];
     unroll!(K in 4 {
-        let f = row_decay.at(K);
+        let f = row_decay(K);
         // SAFETY: the caller's contract.
         let z = unsafe { ldmatrix_x4_trans(address.at(panel, 16 * K as u32, warp)) };
         a[4 * K] = T::scale(z[0], [f[0], f[1]]);
@@ -294,66 +277,6 @@ impl SavedRows {
     }
 }
 
-/// Where c M and c Λ of a lane's two rows come from.
-pub trait Masks {
-    /// c M at row `l / 4` (of the warp's 16) and the columns `8 (j - 1) + 2 (l % 4)` and `+1`.
-    fn pair(&self, j: usize) -> [f32; 2];
-    /// c Λ of both rows.
-    fn lambda(&self) -> [f32; 2];
-
-    /// c P ⊙ M as the next A operand.
-    #[inline(always)]
-    fn apply<T: Element>(&self, p: &[f32; 32]) -> Fragments {
-        let mut a = [0; 16];
-        let mut above = self.pair(0);
-        unroll!(I in 8 {
-            let below = self.pair(I + 1);
-            let [x, y] = masked(p, I, below, above);
-            a[2 * I] = T::pack(x[0], x[1]);
-            a[2 * I + 1] = T::pack(y[0], y[1]);
-            above = below;
-        });
-        let _last = above;
-        a
-    }
-
-    /// What [`Masks::apply`] rounded off, as an A operand.
-    #[inline(always)]
-    fn remainder<T: Element>(&self, p: &[f32; 32], rounded: &Fragments) -> Fragments {
-        let rest = |x: [f32; 2], rounded| {
-            let [lo, hi] = T::unpack(rounded);
-            T::pack(x[0] - lo, x[1] - hi)
-        };
-        let mut a = [0; 16];
-        let mut above = self.pair(0);
-        unroll!(I in 8 {
-            let below = self.pair(I + 1);
-            let [x, y] = masked(p, I, below, above);
-            a[2 * I] = rest(x, rounded[2 * I]);
-            a[2 * I + 1] = rest(y, rounded[2 * I + 1]);
-            above = below;
-        });
-        let _last = above;
-        a
-    }
-
-    /// O ← c Λ O, `N` columns.
-    #[inline(always)]
-    fn scale_rows<const N: u32>(&self, o: &mut Rows) {
-        let lambda = self.lambda();
-        unroll!(P in 2 {
-            unroll!(J in 8 {
-                if (P as u32) < N / 64 {
-                    o[32 * P + 4 * J] *= lambda[0];
-                    o[32 * P + 4 * J + 1] *= lambda[0];
-                    o[32 * P + 4 * J + 2] *= lambda[1];
-                    o[32 * P + 4 * J + 3] *= lambda[1];
-                }
-            });
-        });
-    }
-}
-
 /// P ⊙ M at this lane's two columns of 8 columns `i`, in both rows. The second row is 8 further down, which is as far from a
 /// column as the first from the one 8 before.
 #[inline(always)]
@@ -361,13 +284,14 @@ fn masked(p: &[f32; 32], i: usize, first: [f32; 2], second: [f32; 2]) -> [[f32; 
     [[p[4 * i] * first[0], p[4 * i + 1] * first[1]], [p[4 * i + 2] * second[0], p[4 * i + 3] * second[1]]]
 }
 
-/// [`Masks`] in registers.
-pub struct RegisterMasks {
+/// c M and c Λ of a lane's two rows.
+pub struct Masks {
+    /// c M at row `l / 4` (of the warp's 16) and the columns `8 (j - 1) + 2 (l % 4)` and `+1`.
     pairs: [[f32; 2]; 9],
     lambda: [f32; 2],
 }
 
-impl RegisterMasks {
+impl Masks {
     /// Where the rows lie in walking order or `backwards`.
     #[inline(always)]
     pub fn new(decay: Decay, scale: f32, warp: u32, lane: u32, backwards: bool) -> Self {
@@ -382,18 +306,59 @@ impl RegisterMasks {
         });
         pairs[8] = pair(distance - 56);
         let walked = |row: u32| if backwards { CHUNK - row } else { row + 1 };
-        RegisterMasks { pairs, lambda: [decay.pow(walked(first)) * scale, decay.pow(walked(first + 8)) * scale] }
+        Masks { pairs, lambda: [decay.pow(walked(first)) * scale, decay.pow(walked(first + 8)) * scale] }
     }
-}
 
-impl Masks for RegisterMasks {
+    /// c P ⊙ M as the next A operand.
     #[inline(always)]
-    fn pair(&self, j: usize) -> [f32; 2] {
-        self.pairs[j]
+    pub fn apply<T: Element>(&self, p: &[f32; 32]) -> Fragments {
+        let mut a = [0; 16];
+        let mut above = self.pairs[0];
+        unroll!(I in 8 {
+            let below = self.pairs[I + 1];
+            let [x, y] = masked(p, I, below, above);
+            a[2 * I] = T::pack(x[0], x[1]);
+            a[2 * I + 1] = T::pack(y[0], y[1]);
+            above = below;
+        });
+        let _last = above;
+        a
     }
+
+    /// What [`Masks::apply`] rounded off, as an A operand.
     #[inline(always)]
-    fn lambda(&self) -> [f32; 2] {
-        self.lambda
+    pub fn remainder<T: Element>(&self, p: &[f32; 32], rounded: &Fragments) -> Fragments {
+        let rest = |x: [f32; 2], rounded| {
+            let [lo, hi] = T::unpack(rounded);
+            T::pack(x[0] - lo, x[1] - hi)
+        };
+        let mut a = [0; 16];
+        let mut above = self.pairs[0];
+        unroll!(I in 8 {
+            let below = self.pairs[I + 1];
+            let [x, y] = masked(p, I, below, above);
+            a[2 * I] = rest(x, rounded[2 * I]);
+            a[2 * I + 1] = rest(y, rounded[2 * I + 1]);
+            above = below;
+        });
+        let _last = above;
+        a
+    }
+
+    /// O ← c Λ O, `N` columns.
+    #[inline(always)]
+    pub fn scale_rows<const N: u32>(&self, o: &mut Rows) {
+        let lambda = self.lambda;
+        unroll!(P in 2 {
+            unroll!(J in 8 {
+                if (P as u32) < N / 64 {
+                    o[32 * P + 4 * J] *= lambda[0];
+                    o[32 * P + 4 * J + 1] *= lambda[0];
+                    o[32 * P + 4 * J + 2] *= lambda[1];
+                    o[32 * P + 4 * J + 3] *= lambda[1];
+                }
+            });
+        });
     }
 }
 
@@ -428,10 +393,13 @@ impl DecayTable {
         }
     }
 
-    /// This lane's part of K̄.
+    /// Step `k` of [`row_decay`].
     #[inline(always)]
-    pub fn row_decay(self, lane: u32, backwards: bool) -> TableRowDecay {
-        TableRowDecay(self.0 + 4 * (Self::ROWS + if backwards { CHUNK } else { 0 } + 2 * (lane % 4)))
+    pub fn row_decay(self, lane: u32, backwards: bool, k: usize) -> [f32; 4] {
+        let rows = self.0 + 4 * (Self::ROWS + if backwards { CHUNK } else { 0 } + 2 * (lane % 4));
+        let at = rows + 64 * k as u32;
+        // SAFETY: the table is filled, and holds all rows of a chunk.
+        unsafe { [ld_shared_f32(at), ld_shared_f32(at + 4), ld_shared_f32(at + 32), ld_shared_f32(at + 36)] }
     }
 
     /// This lane's part of M and Λ.
@@ -448,19 +416,7 @@ impl DecayTable {
     }
 }
 
-/// [`RowDecay`] in a [`DecayTable`].
-pub struct TableRowDecay(u32);
-
-impl RowDecay for TableRowDecay {
-    #[inline(always)]
-    fn at(&self, k: usize) -> [f32; 4] {
-        let at = self.0 + 64 * k as u32;
-        // SAFETY: the table is filled, and holds all rows of a chunk.
-        unsafe { [ld_shared_f32(at), ld_shared_f32(at + 4), ld_shared_f32(at + 32), ld_shared_f32(at + 36)] }
-    }
-}
-
-/// [`Masks`] in a [`DecayTable`].
+/// Where a lane's [`Masks`] lie in a [`DecayTable`].
 pub struct TableMasks {
     /// Of distance 0 of this lane's first row and first column.
     distance: u32,
@@ -469,15 +425,15 @@ pub struct TableMasks {
 }
 
 impl TableMasks {
-    /// All of it in registers.
+    /// Loads them.
     #[inline(always)]
-    pub fn load(&self) -> RegisterMasks {
+    pub fn load(&self) -> Masks {
         let mut pairs = [[0.0; 2]; 9];
         unroll!(J in 8 {
             pairs[J] = self.pair(J);
         });
         pairs[8] = self.pair(8);
-        RegisterMasks { pairs, lambda: self.lambda() }
+        Masks { pairs, lambda: self.lambda() }
     }
 
     #[inline(always)]

@@ -25,8 +25,8 @@
 //! begins before the first row must be kept from it (an illegal instruction).
 
 use super::super::warpgroup::{
-    Masks, RegisterMasks, RegisterRowDecay, SavedRows, StatePlace, WARPS, load_fragments, load_scaled_columns, product,
-    step, store_rounded, update_state, wait,
+    Masks, SavedRows, StatePlace, WARPS, load_fragments, load_scaled_columns, product, row_decay, step, store_rounded,
+    update_state, wait,
 };
 use super::super::{WorkItem, application, div_rem, head_decay};
 use super::FEW_ROWS;
@@ -234,13 +234,13 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
             // SAFETY: the scan kernel has filled the workspace.
             unsafe { StatePlace::new(state, strides, row, warp, lane).load::<D>(&mut s) };
         }
-        let row_decay = RegisterRowDecay::new(decay, lane, self.backwards);
+        let row_decay = row_decay(decay, lane, self.backwards);
         let chunk_decay = decay.pow(CHUNK);
         let elected = lane == 0;
         let load_z = |yz: u32| {
             let panel = yz + (Self::PANELS + index) * PANEL_BYTES;
             // SAFETY: the slot is full.
-            unsafe { load_scaled_columns::<T>(panel, warp, lane, &row_decay) }
+            unsafe { load_scaled_columns::<T>(panel, warp, lane, |k| row_decay[k]) }
         };
 
         // Chunks until the next checkpoint, or so many that there is none.
@@ -316,7 +316,7 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
     unsafe fn output<T: Element>(&self, scale: f32, decay: Decay, index: u32, thread: u32) {
         let (warp, lane) = (thread / 32, thread % 32);
         let elected = lane == 0;
-        let mask = RegisterMasks::new(decay, scale, warp, lane, self.backwards);
+        let mask = Masks::new(decay, scale, warp, lane, self.backwards);
         let o_panels = self.o_panels + index * PANEL_BYTES;
         let (o_map, o_row_map) = (self.maps.wrapping_add(3), self.maps.wrapping_add(4));
         let policy = createpolicy_evict_first();

@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | 0 state | 0, 1 | 120, 136 | 64 rows of Sᵀ, or else Gᵀ, `[E, D]` in f32: publishes them rounded and updates them |
 //! | 1, 2 output | 2 | 184, 200 | dQ, or dK and dV, of a chunk: two take turns at dQ, and have one of the others each |
-//! | 3 producer | 3 | 40 | one thread issues the loads |
+//! | 3 producer | 3 | 24 | one thread issues the loads |
 //!
 //! There are no registers for both states: while one of several spans is walked forward, Gᵀ waits in global memory, each
 //! thread's values where only that thread finds them.
@@ -25,8 +25,8 @@
 
 use super::super::chunk_output::FEW_ROWS;
 use super::super::warpgroup::{
-    DecayTable, Masks, Rows, SavedRows, StatePlace, TableMasks, WARPS, load_fragments, load_scaled_columns, product,
-    step, store_rounded, update_state, wait,
+    DecayTable, Rows, SavedRows, StatePlace, TableMasks, WARPS, load_fragments, load_scaled_columns, product, step,
+    store_rounded, update_state, wait,
 };
 use super::super::{WorkItem, div_rem, head_decay};
 use crate::abi::{MAPS_PER_APPLICATION, Params, TensorMap};
@@ -316,7 +316,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         let load_z = |slot: u32, forward: bool| {
             let panel = slot + Self::NARROW + index * PANEL_BYTES;
             // SAFETY: the slot is full.
-            unsafe { load_scaled_columns::<T>(panel, warp, lane, &self.table.row_decay(lane, !forward)) }
+            unsafe { load_scaled_columns::<T>(panel, warp, lane, |k| self.table.row_decay(lane, !forward, k)) }
         };
         // Of the sequence, not the segment.
         let span_of = |chunk: u32| div_rem(self.item.first_row / CHUNK + chunk, self.span_chunks).0;
