@@ -37,6 +37,9 @@ mod grid {
         /// Shapes to measure instead of the grid.
         #[arg(long = "shape", value_name = "B,H,N,D,E")]
         shapes: Vec<Shape>,
+        /// Measures only passes with one sweep and checkpointed ones, beside the planner's own.
+        #[arg(long)]
+        only_sweeps: bool,
         /// What cargo passes to every bench.
         #[arg(long, hide = true)]
         bench: bool,
@@ -63,10 +66,11 @@ mod grid {
     }
 
     /// Plans with one thing or another pinned; the planner's own first.
-    fn plans(planned: &Plan) -> Vec<Plan> {
+    fn plans(planned: &Plan, only_sweeps: bool) -> Vec<Plan> {
         let mut plans = vec![planned.clone()];
         let segments = [1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 64, 128];
-        for (family, value_tile) in [(Arch::Sm90, 64), (Arch::Sm90, 128), (Arch::Sm80, 64)] {
+        let families = [(Arch::Sm90, 64), (Arch::Sm90, 128), (Arch::Sm80, 64)];
+        for &(family, value_tile) in if only_sweeps { &families[..0] } else { &families } {
             for sharers in 1..=if family == Arch::Sm90 { 4 } else { 1 } {
                 for segments in segments {
                     let plan = planned.clone().with_family(family).with_segments(segments, segments);
@@ -78,7 +82,7 @@ mod grid {
                 }
             }
         }
-        for sharers in 1..=4 {
+        for sharers in 1..=3 {
             for segments in segments {
                 let pinned = |plan: &Plan| plan.clone().with_segments(segments, segments).with_sharers(sharers, 64);
                 let blocks = planned.problem().batch * planned.problem().heads * (segments * sharers) as usize;
@@ -86,7 +90,8 @@ mod grid {
                     continue;
                 }
                 let lean = pinned(&planned.clone().with_family(Arch::Sm90).with_sweep(true));
-                let spans = [64, 128, 192, 256, 320, 512].map(|span_len| pinned(&planned.with_span(span_len)));
+                let default = Plan::default_span(planned.problem());
+                let spans = [default, 2 * default].map(|span_len| pinned(&planned.with_span(span_len)));
                 for plan in [lean].into_iter().chain(spans) {
                     if !plans.contains(&plan) {
                         plans.push(plan);
@@ -121,7 +126,7 @@ mod grid {
         for shape in shapes {
             let problem = shape.problem(DType::Bf16);
             let mut sets = gpu.rotated_sets(&problem, &shape)?;
-            let plans = plans(&gpu.engine.plan(&problem)?);
+            let plans = plans(&gpu.engine.plan(&problem)?, options.only_sweeps);
             let most = plans.iter().max_by_key(|plan| plan.checkpoint_bytes()).expect("the planner's is there");
             for set in &mut sets {
                 set.hold_checkpoints(most)?;

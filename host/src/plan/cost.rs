@@ -151,7 +151,8 @@ pub(super) fn sweep_cost(
     let span_chunks = span_len.map_or(1, |span_len| span_len / CHUNK);
     let fits = |segments: &u32| {
         *segments == 1
-            || problem.seq_len as u32 % (CHUNK * segments) == 0 && (chunks / segments).is_multiple_of(span_chunks)
+            || (problem.seq_len as u32).is_multiple_of(CHUNK * segments)
+                && (chunks / segments).is_multiple_of(span_chunks)
     };
     let segments = (1..=segments.clamp(1, chunks)).rev().find(fits).expect("one segment is always possible");
     let model = Model::new(problem, device, segments);

@@ -118,7 +118,7 @@ impl Plan {
         };
         let (forward, backward) = (best(&FORWARD), best(&BACKWARD));
         let plan = Plan { problem: problem.clone(), device, forward, backward, checkpoints: None };
-        let Some(checkpoints) = plan.with_span(default_span(problem)).checkpoints else { return Ok(plan) };
+        let Some(checkpoints) = plan.with_span(Plan::default_span(problem)).checkpoints else { return Ok(plan) };
         let us = |forward: &Schedule, backward: &Schedule| forward.predicted_us + backward.predicted_us;
         let pays = us(&checkpoints.forward, &checkpoints.backward) < us(&plan.forward, &plan.backward);
         Ok(Plan { checkpoints: pays.then_some(checkpoints), ..plan })
@@ -138,6 +138,13 @@ impl Plan {
             backward: sweep(problem, &self.device, Some(span_len)),
         });
         Plan { checkpoints, ..self.clone() }
+    }
+
+    /// Rows between two checkpoints unless they are pinned: the least power of two that keeps the checkpoints below a fifth of q, k,
+    /// v and o.
+    pub fn default_span(problem: &Problem) -> u32 {
+        let row_bytes = 2 * (problem.head_dim + problem.value_dim) * problem.dtype.size();
+        (state_len(problem) * 4 * 5).div_ceil(row_bytes).next_power_of_two().max(CHUNK as usize) as u32
     }
 
     /// The plan without checkpoints: the checkpointed passes are the plain ones.
@@ -349,12 +356,6 @@ impl Role {
             Role::Dq | Role::Dk => (problem.value_dim, problem.head_dim),
         }
     }
-}
-
-/// Rows between two checkpoints: the power of two that keeps them just below a fifth of q, k, v and o.
-fn default_span(problem: &Problem) -> u32 {
-    let row_bytes = 2 * (problem.head_dim + problem.value_dim) * problem.dtype.size();
-    (state_len(problem) * 4 * 5).div_ceil(row_bytes).next_power_of_two().max(CHUNK as usize) as u32
 }
 
 /// f32 elements of a state, both dims padded to the tile.

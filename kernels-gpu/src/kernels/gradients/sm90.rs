@@ -35,7 +35,7 @@ use crate::device::{
     block_idx_x, cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if,
     cp_async_bulk_wait_group, cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal,
     dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if,
-    setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp, thread_idx_x, wgmma_commit_group, wgmma_fence,
+    opaque, setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp, thread_idx_x, wgmma_commit_group, wgmma_fence,
     wgmma_wait_group,
 };
 use crate::element::Element;
@@ -530,12 +530,16 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         warp: u32,
         lane: u32,
     ) {
+        // What two products share is not worth registers across the branch between them; and ptxas, given the choice, makes
+        // another one each time.
+        let here = |address: u32| opaque(f32::from_bits(address)).to_bits();
+        let (x, y, z, s) = (here(operands.x), here(operands.y), here(operands.z), here(operands.s));
         let (mut p, mut o) = ([0.0f32; 32], [0.0f32; 64]);
         // SAFETY: the operands are full.
-        let x = unsafe { load_fragments::<K>(operands.x, warp, lane) };
+        let x = unsafe { load_fragments::<K>(x, warp, lane) };
         // P = X Yᵀ
         wgmma_fence();
-        let y = Descriptor::new(operands.y);
+        let y = Descriptor::new(y);
         unroll!(J in 8 {
             if (J as u32) < K / 16 {
                 // SAFETY: the operands are full, and kept until the waits below.
@@ -545,7 +549,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         wgmma_commit_group();
         // O = X S
         wgmma_fence();
-        let s = Descriptor::of_tall(operands.s, Self::S_PANEL_BYTES);
+        let s = Descriptor::of_tall(s, Self::S_PANEL_BYTES);
         unroll!(J in 8 {
             if (J as u32) < K / 16 {
                 let b = if TRANS_S == 1 { s.rows(J as u32) } else { s.columns(J as u32, Self::S_PANEL_BYTES) };
@@ -569,7 +573,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         // O ← c Λ O + (c P ⊙ M) Z
         mask.scale_rows::<N>(&mut o);
         wgmma_fence();
-        let z = Descriptor::new(operands.z);
+        let z = Descriptor::new(z);
         unroll!(J in 4 {
             // SAFETY: as above.
             unsafe { product::<T, N, 1>(&mut o, step(&a, J), z.rows(J as u32), true) };
