@@ -5,9 +5,11 @@ mod common;
 
 use common::poison::Output;
 use half::bf16;
+use lightning_attention::plan::Device;
 use lightning_attention::problem::Region;
 use lightning_attention::{
-    Backward, DType, Element, Error, Extent, Forward, Layout, Problem, Result, Slopes, Strides, View, ViewMut, cpu,
+    Backward, DType, Element, Error, Extent, Forward, Layout, Plan, Problem, Result, Slopes, Strides, View, ViewMut,
+    cpu,
 };
 
 const KEY: [usize; 4] = [2, 3, 10, 16];
@@ -275,6 +277,89 @@ fn element_types() {
 
     let error = Error::ElementType { argument: "q", got: DType::Bf16, expected: DType::F32 };
     refused(&problem().dtype(DType::F32), |_| (), &error, "`q` holds bf16, expected f32");
+}
+
+/// A plan with checkpoints, and memory for them that is right.
+fn checkpointed() -> (Plan, Region) {
+    let plan = Plan::new(&Problem::new(1, 2, 200, 64, 64), Device::H200).unwrap().with_span(64);
+    let len = plan.checkpoint_bytes() / 4;
+    assert_eq!(len, 2 * 4 * 64 * 64);
+    let extent = contiguous([1, 1, 1, len]);
+    (plan, Region { address: 0x10_0000, len: Some(len), dtype: DType::F32, extent })
+}
+
+#[test]
+fn memory_that_holds_no_checkpoints() {
+    let (plan, region) = checkpointed();
+    let argument = "checkpoints";
+    let short = Error::BufferTooShort { argument, got: 32_767, expected: 32_768 };
+    let alignment = |got| Error::Alignment { argument, got, expected: 16 };
+    let element = Error::ElementType { argument, got: DType::Bf16, expected: DType::F32 };
+    let shape = [1, 1, 1, 32_767];
+    let bad_shape = Error::Shape { argument, got: shape, expected: [1, 1, 1, 32_768] };
+    for (bad, error, message) in [
+        (
+            Region { len: Some(32_767), ..region },
+            short,
+            "`checkpoints` holds 32767 elements, its shape and strides reach 32768",
+        ),
+        (
+            Region { address: 0x10_0008, ..region },
+            alignment(0x10_0008),
+            "`checkpoints` is at address 0x100008, expected a non-null multiple of 16",
+        ),
+        (
+            Region { address: 0, ..region },
+            alignment(0),
+            "`checkpoints` is at address 0x0, expected a non-null multiple of 16",
+        ),
+        (Region { dtype: DType::Bf16, ..region }, element, "`checkpoints` holds bf16, expected f32"),
+        (
+            Region { extent: contiguous(shape), ..region },
+            bad_shape,
+            "`checkpoints` has shape [1, 1, 1, 32767], expected [1, 1, 1, 32768] ([batch, heads, seq_len, dim])",
+        ),
+    ] {
+        for is_written in [true, false] {
+            is_err_with(plan.check_checkpoints(&bad, &[], is_written), &error, message);
+        }
+        // Where there are no checkpoints, nothing is looked at.
+        plan.clone().without_checkpoints().check_checkpoints(&bad, &[("o", bad)], true).unwrap();
+    }
+    // Where only the caller knows the length, and where the buffer is longer.
+    for len in [None, Some(40_000)] {
+        plan.check_checkpoints(&Region { len, ..region }, &[], true).unwrap();
+    }
+}
+
+#[test]
+fn checkpoints_that_overlap() {
+    let (plan, checkpoints) = checkpointed();
+    let shape = plan.problem().key_shape();
+    let bytes = 2 * 2 * 200 * 64;
+    // The last row before, the first and the last rows within, and the neighbours.
+    let end = checkpoints.address + plan.checkpoint_bytes() as u64;
+    let meeting = [checkpoints.address - bytes + 16, checkpoints.address, end - 16];
+    for tensor in ["q", "k", "v", "o"] {
+        let error = Error::Overlap { output: "checkpoints", other: tensor };
+        let message = format!("output `checkpoints` overlaps `{tensor}`, expected disjoint memory");
+        for address in meeting {
+            let tensors = [("far", region(end + 0x10_0000, shape)), (tensor, region(address, shape))];
+            is_err_with(plan.check_checkpoints(&checkpoints, &tensors, true), &error, &message);
+        }
+    }
+    for output in ["dq", "dk", "dv"] {
+        let error = Error::Overlap { output, other: "checkpoints" };
+        let message = format!("output `{output}` overlaps `checkpoints`, expected disjoint memory");
+        for address in meeting {
+            let tensors = [(output, region(address, shape))];
+            is_err_with(plan.check_checkpoints(&checkpoints, &tensors, false), &error, &message);
+        }
+    }
+    for is_written in [true, false] {
+        let neighbours = [checkpoints.address - bytes, end].map(|address| ("o", region(address, shape)));
+        plan.check_checkpoints(&checkpoints, &neighbours, is_written).unwrap();
+    }
 }
 
 #[test]

@@ -5,15 +5,39 @@ use lightning_attention::cuda::cust::context::legacy::{Context, ContextFlags, Co
 use lightning_attention::cuda::cust::device::Device;
 use lightning_attention::cuda::cust::memory::DeviceBuffer;
 use lightning_attention::cuda::cust::stream::{Stream, StreamFlags};
-use lightning_attention::cuda::{DeviceView, DeviceViewMut, Engine, RawTensor};
-use lightning_attention::{Backward, DType, Error, Extent, Forward, Layout, Problem};
+use lightning_attention::cuda::{Attention, DeviceView, DeviceViewMut, Engine, RawTensor};
+use lightning_attention::{Backward, DType, Error, Extent, Forward, Layout, Problem, Result};
+use lightning_attention_kernels::variants::Arch;
 
-use crate::bench::Pass;
 use crate::bench::gpu::{Gpu, Set};
+use crate::bench::{Pass, oracle};
+use crate::common::compare::Tolerance;
 use crate::device::{device, exclusive};
 
 fn problem() -> Problem {
     Problem::new(1, 2, 130, 64, 64)
+}
+
+/// [`problem`] with checkpoints every 64 rows, where the device has kernels for them.
+fn prepare_checkpointed(gpu: &Gpu) -> Attention {
+    let plan = gpu.engine.plan(&problem()).unwrap().with_family(Arch::Sm90).with_span(64);
+    gpu.engine.prepare_plan(plan).unwrap()
+}
+
+/// The typed checkpointed passes on a set.
+fn run_checkpointed(
+    gpu: &Gpu,
+    attention: &mut Attention,
+    set: &mut Set,
+    checkpoints: &mut DeviceBuffer<f32>,
+) -> [Result<()>; 2] {
+    let (shape, layout) = (set.problem.key_shape(), Layout::Bhnd);
+    let Set { q, k, v, do_, o, dq, dk, dv, .. } = set;
+    let [q, k, v, do_] = [q, k, v, do_].map(|buffer| DeviceView::<bf16>::contiguous(buffer, shape, layout));
+    let [o, dq, dk, dv] = [o, dq, dk, dv].map(|buffer| DeviceViewMut::contiguous(buffer, shape, layout));
+    let forward = attention.forward_checkpointed_blocking(&gpu.stream, Forward { q, k, v, o }, checkpoints);
+    let tensors = Backward { q, k, v, do_, dq, dk, dv };
+    [forward, attention.backward_checkpointed_blocking(&gpu.stream, tensors, checkpoints)]
 }
 
 /// The forward tensors of a set.
@@ -199,6 +223,79 @@ fn typed_views() {
     let [q, k, v] = [&set.q, &set.k, &set.v].map(|buffer| DeviceView::contiguous(buffer, shape, layout));
     let error = attention.forward_blocking(&gpu.stream, Forward { q, k, v, o }).unwrap_err();
     assert_eq!(error, Error::BufferTooShort { argument: "o", got: len - 8, expected: len });
+}
+
+/// With checkpoints o has the bits of the plain pass, the gradients are as near to the oracle as any, and the typed
+/// calls give the bits of the raw ones.
+#[test]
+fn checkpointed_views() {
+    let Some(gpu) = device() else { return };
+    let _exclusive = exclusive();
+    let problem = problem();
+    let mut set = gpu.set(&problem, 0).unwrap();
+    let mut attention = prepare_checkpointed(gpu);
+    set.enqueue(&mut attention, &gpu.stream, Pass::Forward).unwrap();
+    gpu.stream.synchronize().unwrap();
+    let plain = set.bits().unwrap();
+    set.poison().unwrap();
+
+    let len = attention.plan().checkpoint_bytes() / size_of::<f32>();
+    let mut checkpoints = DeviceBuffer::from_slice(&vec![f32::NAN; len.max(1)]).unwrap();
+    for result in run_checkpointed(gpu, &mut attention, &mut set, &mut checkpoints) {
+        result.unwrap();
+    }
+    let typed = set.bits().unwrap();
+    assert!(typed[0] == plain[0], "`o` has other bits than that of the plain pass");
+    let heads = [0, 1].map(|head| (head, set.head(head).unwrap()));
+    let bound = Tolerance::of(problem.dtype).norm;
+    for (output, error) in oracle::errors(&problem, &heads).unwrap().outputs() {
+        assert!(error <= bound, "`{output}` is off by {error:.2e}, at most {bound:.1e}");
+    }
+
+    set.hold_checkpoints(attention.plan()).unwrap();
+    set.poison().unwrap();
+    for pass in Pass::CHECKPOINTED {
+        set.enqueue(&mut attention, &gpu.stream, pass).unwrap();
+    }
+    gpu.stream.synchronize().unwrap();
+    assert!(set.bits().unwrap() == typed, "the raw calls give other bits");
+}
+
+#[test]
+fn memory_that_holds_no_checkpoints() {
+    let Some(gpu) = device() else { return };
+    let _exclusive = exclusive();
+    let mut set = gpu.set(&problem(), 0).unwrap();
+    let mut attention = prepare_checkpointed(gpu);
+    if attention.plan().checkpoints().is_none() {
+        return;
+    }
+    let argument = "checkpoints";
+    let expected = attention.plan().checkpoint_bytes() / size_of::<f32>();
+    let mut short = DeviceBuffer::from_slice(&vec![0.0; expected - 1]).unwrap();
+    for result in run_checkpointed(gpu, &mut attention, &mut set, &mut short) {
+        assert_eq!(result, Err(Error::BufferTooShort { argument, got: expected - 1, expected }));
+    }
+    let host = vec![0_u128; attention.plan().checkpoint_bytes() / 16];
+    let address = host.as_ptr() as u64;
+    let tensors = raw(&set);
+    // SAFETY: the calls are refused; were they not, the test fails.
+    let results = unsafe {
+        let [dq, dk, dv] =
+            [&set.dq, &set.dk, &set.dv].map(|buffer| RawTensor { ptr: buffer.as_device_ptr().as_raw(), ..tensors.o });
+        let do_ = RawTensor { ptr: set.do_.as_device_ptr().as_raw(), ..tensors.o };
+        let backward = Backward { q: tensors.q, k: tensors.k, v: tensors.v, do_, dq, dk, dv };
+        let stream = gpu.stream.as_inner();
+        [
+            attention.forward_checkpointed_raw(stream, tensors, address),
+            attention.backward_checkpointed_raw(stream, backward, address),
+        ]
+    };
+    for result in results {
+        assert_eq!(result, Err(Error::NotDeviceMemory { argument, address }));
+    }
+    gpu.stream.synchronize().unwrap();
+    assert!(set.is_untouched().unwrap(), "refused, yet an output was written");
 }
 
 #[test]

@@ -12,9 +12,12 @@ fn problem() -> Problem {
     Problem::new(1, 3, 4000, 128, 64)
 }
 
-/// Cut in segments: all kernels run.
-fn prepare(gpu: &Gpu, problem: &Problem) -> Attention {
-    let plan = gpu.engine.plan(problem).unwrap().with_segments(5, 5);
+/// Whether backward is one sweep, and the passes: between them all kernels run.
+const RUNS: [(bool, [Pass; 2]); 3] = [(false, Pass::BOTH), (true, Pass::BOTH), (true, Pass::CHECKPOINTED)];
+
+/// Cut in segments and, with checkpoints, in spans.
+fn prepare(gpu: &Gpu, problem: &Problem, sweep: bool) -> Attention {
+    let plan = gpu.engine.plan(problem).unwrap().with_sweep(sweep).with_span(256).with_segments(5, 5);
     gpu.engine.prepare_plan(plan).unwrap()
 }
 
@@ -24,18 +27,21 @@ fn reruns_have_the_same_bits() {
     let _exclusive = exclusive();
     for problem in [SEED[0].problem(DType::Bf16), problem()] {
         let mut set = gpu.set(&problem, 0).unwrap();
-        let mut attention = prepare(gpu, &problem);
-        let mut run = || {
-            set.poison().unwrap();
-            for pass in Pass::BOTH {
-                set.enqueue(&mut attention, &gpu.stream, pass).unwrap();
+        for (sweep, passes) in RUNS {
+            let mut attention = prepare(gpu, &problem, sweep);
+            set.hold_checkpoints(attention.plan()).unwrap();
+            let mut run = || {
+                set.poison().unwrap();
+                for pass in passes {
+                    set.enqueue(&mut attention, &gpu.stream, pass).unwrap();
+                }
+                gpu.stream.synchronize().unwrap();
+                set.bits().unwrap()
+            };
+            let first = run();
+            for _ in 0..3 {
+                assert!(run() == first, "{problem:?}, {passes:?}: another run gives other bits");
             }
-            gpu.stream.synchronize().unwrap();
-            set.bits().unwrap()
-        };
-        let first = run();
-        for _ in 0..3 {
-            assert!(run() == first, "{problem:?}: another run gives other bits");
         }
     }
 }
@@ -46,20 +52,24 @@ fn a_captured_graph_gives_the_same_bits() {
     let _exclusive = exclusive();
     let problem = problem();
     let mut set = gpu.set(&problem, 0).unwrap();
-    let mut attention = prepare(gpu, &problem);
-    let enqueue = |attention: &mut _, set: &Set| {
-        Pass::BOTH.into_iter().try_for_each(|pass| set.enqueue(attention, &gpu.stream, pass))
-    };
-    enqueue(&mut attention, &set).unwrap();
-    gpu.stream.synchronize().unwrap();
-    let expected = set.bits().unwrap();
-
-    let graph = Graph::capture(&gpu.stream, |_| enqueue(&mut attention, &set)).unwrap();
-    for _ in 0..2 {
+    for (sweep, passes) in RUNS {
+        let mut attention = prepare(gpu, &problem, sweep);
+        set.hold_checkpoints(attention.plan()).unwrap();
+        let enqueue = |attention: &mut _, set: &Set| {
+            passes.into_iter().try_for_each(|pass| set.enqueue(attention, &gpu.stream, pass))
+        };
         set.poison().unwrap();
-        graph.launch(&gpu.stream).unwrap();
+        enqueue(&mut attention, &set).unwrap();
         gpu.stream.synchronize().unwrap();
-        assert!(set.bits().unwrap() == expected, "a replay gives other bits");
+        let expected = set.bits().unwrap();
+
+        let graph = Graph::capture(&gpu.stream, |_| enqueue(&mut attention, &set)).unwrap();
+        for _ in 0..2 {
+            set.poison().unwrap();
+            graph.launch(&gpu.stream).unwrap();
+            gpu.stream.synchronize().unwrap();
+            assert!(set.bits().unwrap() == expected, "{passes:?}: a replay gives other bits");
+        }
     }
 }
 
@@ -70,7 +80,7 @@ fn two_streams_with_an_attention_each() {
     let problem = problem();
     let expected = [0, 1].map(|seed| {
         let set = gpu.set(&problem, seed).unwrap();
-        let mut attention = prepare(gpu, &problem);
+        let mut attention = prepare(gpu, &problem, true);
         for pass in Pass::BOTH {
             set.enqueue(&mut attention, &gpu.stream, pass).unwrap();
         }
@@ -79,7 +89,7 @@ fn two_streams_with_an_attention_each() {
     });
     let streams = [0, 1].map(|_| Stream::new(StreamFlags::DEFAULT, None).unwrap());
     let sets = [0, 1].map(|seed| gpu.set(&problem, seed).unwrap());
-    let mut attentions = [0, 1].map(|_| prepare(gpu, &problem));
+    let mut attentions = [0, 1].map(|_| prepare(gpu, &problem, true));
     for _ in 0..20 {
         for pass in Pass::BOTH {
             for i in [0, 1] {
@@ -102,7 +112,7 @@ fn a_thread_without_a_context() {
     let set = gpu.set(&problem, 0).unwrap();
     std::thread::scope(|scope| {
         let run = || {
-            let mut attention = prepare(gpu, &problem);
+            let mut attention = prepare(gpu, &problem, true);
             set.enqueue(&mut attention, &gpu.stream, Pass::Forward).unwrap();
             set.enqueue(&mut attention, &gpu.stream, Pass::Backward).unwrap();
             attention
