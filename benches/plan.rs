@@ -84,14 +84,16 @@ mod grid {
         }
         for sharers in 1..=3 {
             for segments in segments {
-                let pinned = |plan: &Plan| plan.clone().with_segments(segments, segments).with_sharers(sharers, 64);
+                let pinned =
+                    |plan: &Plan, tile| plan.clone().with_segments(segments, segments).with_sharers(sharers, tile);
                 let blocks = planned.problem().batch * planned.problem().heads * (segments * sharers) as usize;
                 if segments * sharers > 1 && blocks > 264 {
                     continue;
                 }
-                let lean = pinned(&planned.clone().with_family(Arch::Sm90).with_sweep(true));
+                let lean = pinned(&planned.clone().with_family(Arch::Sm90).with_sweep(true), 64);
                 let default = Plan::default_span(planned.problem());
-                let spans = [default, 2 * default].map(|span_len| pinned(&planned.with_span(span_len)));
+                let spans = [(default, 64), (default, 128), (2 * default, 64)]
+                    .map(|(span_len, tile)| pinned(&planned.with_span(span_len), tile));
                 for plan in [lean].into_iter().chain(spans) {
                     if !plans.contains(&plan) {
                         plans.push(plan);
@@ -155,7 +157,7 @@ mod grid {
                         schedule.segments,
                         list(schedule.sharers),
                         list(schedule.value_tiles),
-                        schedule.sweep,
+                        if is_checkpointed { plan.checkpoints().map(|c| c.span_len) } else { schedule.sweep },
                         format!("{ms:.4}"),
                         format!("{:.4}", schedule.predicted_us / 1e3),
                     ))?;

@@ -425,7 +425,7 @@ fn check_pass(
     // Where a block walks several spans, it puts G aside.
     let blocks = sequences * (segments * sharers[0]) as usize;
     let stash_bytes = match sweep {
-        Some(span_len) if span_len < segment_len => blocks * padded(problem.value_dim) * 128 * size_of::<f32>(),
+        Some(span_len) if span_len < segment_len => blocks * state_bytes(problem),
         _ => 0,
     };
     assert_eq!(schedule.workspace_bytes, num_states * array_bytes + stash_bytes, "{schedule:?}");
@@ -620,11 +620,13 @@ fn choices_are_near_the_best_measured() {
             _ => panic!("`{pass}` is no pass"),
         };
         let Schedule { arch, segments, sharers, value_tiles, sweep, .. } = chosen;
-        let span = sweep.map_or_else(String::new, |span_len| span_len.to_string());
+        let span_len = plan.checkpoints().filter(|_| pass.starts_with("checkpointed")).map(|c| c.span_len).or(*sweep);
+        let span = span_len.map_or_else(String::new, |span_len| span_len.to_string());
         let (sharers, value_tiles) = (list(&sharers[..roles]), list(&value_tiles[..roles]));
         let chosen = (span.clone(), format!("{arch:?} {segments} {sharers} {value_tiles} {span}"));
         // Other spans are other checkpoints: more memory or less, from another forward pass.
-        let alternatives = schedules.iter().filter(|((other, _), _)| pass != "checkpointed backward" || *other == span);
+        let is_comparable = |other: &str| !pass.starts_with("checkpointed") || other == span;
+        let alternatives = schedules.iter().filter(|((other, _), _)| is_comparable(other));
         let best = alternatives.map(|(_, &ms)| ms).fold(f64::INFINITY, f64::min);
         match schedules.get(&chosen) {
             Some(ms) => {

@@ -86,7 +86,7 @@ pub struct Params {
     /// is not used. The output kernel writes them unless this is 0, the gradient kernel reads them where segments have
     /// several spans.
     pub checkpoints: u64,
-    /// Workspace of the gradient kernel: 32 KiB for each block and 64 value columns.
+    /// Workspace of the gradient kernel: an f32 state for each block, where segments have several spans.
     pub stash: u64,
     /// Spans of a sequence.
     pub num_spans: u32,

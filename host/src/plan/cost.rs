@@ -185,7 +185,7 @@ pub(super) fn sweep_cost(
     // Where a block walks several spans, it puts G aside while it is in one.
     if span_len.is_some_and(|span_len| span_len < segment_len) {
         let blocks = model.sequences * (model.segments * sharers) as usize;
-        schedule.workspace_bytes += blocks * (tile(problem.value_dim) * 128 * 4) as usize;
+        schedule.workspace_bytes += blocks * state_len(problem) * 4;
     }
     schedule
 }

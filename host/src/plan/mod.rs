@@ -127,7 +127,7 @@ impl Plan {
     /// The plan with checkpoints every `span_len` rows, rounded up to whole chunks, for tests and tuning. Without any where there
     /// are no kernels for them or but one span.
     pub fn with_span(&self, span_len: u32) -> Self {
-        let span_len = span_len.next_multiple_of(CHUNK).max(CHUNK);
+        let span_len = span_len.clamp(1, 1 << 30).next_multiple_of(CHUNK);
         let problem = &self.problem;
         let spans = problem.seq_len.div_ceil(span_len as usize);
         let runs = spans > 1 && families(problem, &self.device).contains(&Arch::Sm90);
@@ -165,11 +165,14 @@ impl Plan {
     }
 
     /// The plan with the family of the output kernels pinned, for tests and tuning. [`Arch::Sm90`] is ignored where it does
-    /// not run: on other devices, and on sequences shorter than a chunk.
+    /// not run: on other devices, and on sequences shorter than a chunk. The portable family has no checkpoints.
     pub fn with_family(mut self, arch: Arch) -> Self {
         let arch = if families(&self.problem, &self.device).contains(&arch) { arch } else { Arch::Sm80 };
         self.forward = schedule(&self.problem, &self.device, arch, &FORWARD);
         self.backward = schedule(&self.problem, &self.device, arch, &BACKWARD);
+        if arch == Arch::Sm80 {
+            self.checkpoints = None;
+        }
         self
     }
 

@@ -220,7 +220,7 @@ impl SavedRows {
     /// This thread's part of rows `64 · block …` of the state `[E, D]` at `state`.
     #[inline(always)]
     pub fn new<const D: u32>(state: u64, block: u32, thread: u32) -> Self {
-        SavedRows((state as *mut f32).wrapping_add((block * 64 * D + 4 * thread) as usize))
+        SavedRows((state as *mut f32).wrapping_add(block as usize * (64 * D) as usize + 4 * thread as usize))
     }
 
     /// Saves `D` columns.
