@@ -46,7 +46,7 @@ mod grid {
     }
 
     /// Replays of a graph of at least eight calls.
-    const REPETITIONS: usize = 9;
+    const REPETITIONS: usize = 7;
 
     /// The recorded shapes, and around them in heads, length and dims.
     fn grid() -> Vec<Shape> {
@@ -73,7 +73,7 @@ mod grid {
         for &(family, value_tile) in if only_sweeps { &families[..0] } else { &families } {
             for sharers in 1..=if family == Arch::Sm90 { 4 } else { 1 } {
                 for segments in segments {
-                    let plan = planned.clone().with_family(family).with_segments(segments, segments);
+                    let plan = planned.clone().with_family(family).with_sweep(false).with_segments(segments, segments);
                     let plan = plan.with_sharers(sharers, value_tile);
                     let blocks = planned.problem().batch * planned.problem().heads * (segments * sharers) as usize;
                     if !plans.contains(&plan) && (segments * sharers == 1 || blocks <= 1056) {
@@ -82,19 +82,20 @@ mod grid {
                 }
             }
         }
-        for sharers in 1..=3 {
-            for segments in segments {
+        for sharers in 1..=4 {
+            for segments in [1, 2, 4, 8, 16, 32, 64] {
                 let pinned =
                     |plan: &Plan, tile| plan.clone().with_segments(segments, segments).with_sharers(sharers, tile);
                 let blocks = planned.problem().batch * planned.problem().heads * (segments * sharers) as usize;
-                if segments * sharers > 1 && blocks > 264 {
+                // Far from a wave of blocks nothing is to be had.
+                if segments * sharers > 1 && !(48..=264).contains(&blocks) {
                     continue;
                 }
                 let lean = pinned(&planned.clone().with_family(Arch::Sm90).with_sweep(true), 64);
                 let default = Plan::default_span(planned.problem());
-                let spans = [(default, 64), (default, 128), (2 * default, 64)]
-                    .map(|(span_len, tile)| pinned(&planned.with_span(span_len), tile));
-                for plan in [lean].into_iter().chain(spans) {
+                // Sharers of checkpointed passes read the most.
+                let spans = [64, 128].map(|tile| pinned(&planned.with_span(default), tile));
+                for plan in [lean].into_iter().chain(spans.into_iter().filter(|_| sharers <= 2)) {
                     if !plans.contains(&plan) {
                         plans.push(plan);
                     }
@@ -107,7 +108,11 @@ mod grid {
     pub(super) fn main() -> Result<()> {
         let options = Options::parse();
         let gpu = Gpu::new(0)?;
-        let mut csv = csv::Writer::from_writer(Vec::new());
+        let file: Box<dyn std::io::Write> = match &options.csv {
+            Some(path) => Box::new(std::fs::File::create(path)?),
+            None => Box::new(std::io::sink()),
+        };
+        let mut csv = csv::Writer::from_writer(file);
         csv.write_record([
             "pass",
             "b",
@@ -133,7 +138,11 @@ mod grid {
             for set in &mut sets {
                 set.hold_checkpoints(most)?;
             }
-            for pass in Pass::BOTH.into_iter().chain(Pass::CHECKPOINTED) {
+            for pass in Pass::BOTH
+                .into_iter()
+                .chain(Pass::CHECKPOINTED)
+                .filter(|&pass| !(options.only_sweeps && pass == Pass::Forward))
+            {
                 let mut timed: Vec<(f64, Schedule)> = Vec::new();
                 for plan in &plans {
                     let schedule = *schedule(plan, pass);
@@ -180,11 +189,9 @@ mod grid {
                     show(timed[0])
                 );
             }
+            csv.flush()?;
         }
         println!("worst: {worst:.3}");
-        if let Some(path) = options.csv {
-            std::fs::write(path, csv.into_inner()?)?;
-        }
         Ok(())
     }
 }

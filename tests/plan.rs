@@ -74,46 +74,26 @@ fn seed_shapes_on_an_h200() {
             6×8×2048×128×64 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 27 µs against 27 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
-            backward: Sm90, 1 segment(s) of 2048 rows, 2 sharing one sweep in spans of 2048, predicted 54 µs against 54 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 2048 rows, 2 sharing one sweep in spans of 2048, predicted 59 µs against 59 µs uncut, workspace 0 bytes
                 gradients_sm90_bf16_d128_e64 96×1×1
-            checkpointed forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 31 µs against 31 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d128 96×1×1
-            checkpointed backward: Sm90, 1 segment(s) of 2048 rows, 2 sharing one sweep in spans of 256, predicted 44 µs against 44 µs uncut, workspace 3145728 bytes
-                gradients_sm90_bf16_d128_e64 96×1×1
-            checkpoints: every 256 rows, 12582912 bytes
 
             6×8×4096×128×64 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 4096 rows, [2] sharing slabs of [64], predicted 50 µs against 50 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
-            backward: Sm90, 1 segment(s) of 4096 rows, 2 sharing one sweep in spans of 4096, predicted 104 µs against 104 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 4096 rows, 2 sharing one sweep in spans of 4096, predicted 113 µs against 113 µs uncut, workspace 0 bytes
                 gradients_sm90_bf16_d128_e64 96×1×1
-            checkpointed forward: Sm90, 1 segment(s) of 4096 rows, [2] sharing slabs of [64], predicted 57 µs against 57 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d128 96×1×1
-            checkpointed backward: Sm90, 1 segment(s) of 4096 rows, 2 sharing one sweep in spans of 256, predicted 84 µs against 84 µs uncut, workspace 3145728 bytes
-                gradients_sm90_bf16_d128_e64 96×1×1
-            checkpoints: every 256 rows, 25165824 bytes
 
             6×8×8192×128×64 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing slabs of [64], predicted 96 µs against 96 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
-            backward: Sm90, 1 segment(s) of 8192 rows, 2 sharing one sweep in spans of 8192, predicted 203 µs against 203 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 8192 rows, 2 sharing one sweep in spans of 8192, predicted 222 µs against 222 µs uncut, workspace 0 bytes
                 gradients_sm90_bf16_d128_e64 96×1×1
-            checkpointed forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing slabs of [64], predicted 109 µs against 109 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d128 96×1×1
-            checkpointed backward: Sm90, 1 segment(s) of 8192 rows, 2 sharing one sweep in spans of 256, predicted 163 µs against 163 µs uncut, workspace 3145728 bytes
-                gradients_sm90_bf16_d128_e64 96×1×1
-            checkpoints: every 256 rows, 50331648 bytes
 
             6×16×2048×64×64 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 31 µs against 31 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d64 96×1×1
             backward: Sm90, 1 segment(s) of 2048 rows, 1 sharing one sweep in spans of 2048, predicted 71 µs against 71 µs uncut, workspace 0 bytes
                 gradients_sm90_bf16_d64_e64 96×1×1
-            checkpointed forward: Sm90, 1 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 34 µs against 34 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d64 96×1×1
-            checkpointed backward: Sm90, 1 segment(s) of 2048 rows, 1 sharing one sweep in spans of 256, predicted 56 µs against 56 µs uncut, workspace 3145728 bytes
-                gradients_sm90_bf16_d64_e64 96×1×1
-            checkpoints: every 256 rows, 12582912 bytes
         "#]],
     );
 }
@@ -128,30 +108,22 @@ fn many_heads_on_an_h200() {
             4×32×512×128×128 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 512 rows, [1] sharing slabs of [128], predicted 22 µs against 22 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128_e128 128×1×1
-            backward: Sm90, 1 segment(s) of 512 rows, 1 sharing one sweep in spans of 512, predicted 49 µs against 49 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 512 rows, 1 sharing one sweep in spans of 512, predicted 51 µs against 51 µs uncut, workspace 0 bytes
                 gradients_sm90_bf16_d128_e128 128×1×1
 
             4×32×8192×128×128 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 8192 rows, [1] sharing slabs of [128], predicted 287 µs against 287 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128_e128 128×1×1
-            backward: Sm90, 1 segment(s) of 8192 rows, 1 sharing one sweep in spans of 8192, predicted 711 µs against 711 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 8192 rows, 1 sharing one sweep in spans of 8192, predicted 747 µs against 747 µs uncut, workspace 0 bytes
                 gradients_sm90_bf16_d128_e128 128×1×1
-            checkpointed forward: Sm90, 1 segment(s) of 8192 rows, [1] sharing slabs of [128], predicted 322 µs against 322 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d128_e128 128×1×1
-            checkpointed backward: Sm90, 1 segment(s) of 8192 rows, 1 sharing one sweep in spans of 512, predicted 534 µs against 534 µs uncut, workspace 8388608 bytes
-                gradients_sm90_bf16_d128_e128 128×1×1
-            checkpoints: every 512 rows, 134217728 bytes
 
             1×64×16384×128×128 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 16384 rows, [1] sharing slabs of [64], predicted 287 µs against 287 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 128×1×1
-            backward: Sm90, 1 segment(s) of 16384 rows, 2 sharing one sweep in spans of 16384, predicted 711 µs against 711 µs uncut, workspace 0 bytes
-                gradients_sm90_bf16_d128_e128 128×1×1
-            checkpointed forward: Sm90, 1 segment(s) of 16384 rows, [1] sharing slabs of [64], predicted 322 µs against 322 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 16384 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 861 µs against 861 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 128×1×1
-            checkpointed backward: Sm90, 1 segment(s) of 16384 rows, 2 sharing one sweep in spans of 512, predicted 534 µs against 534 µs uncut, workspace 8388608 bytes
-                gradients_sm90_bf16_d128_e128 128×1×1
-            checkpoints: every 512 rows, 134217728 bytes
+                chunk_output_sm90_bf16_d128 128×1×1
+                chunk_output_sm90_bf16_d128 128×1×1
         "#]],
     );
 }
@@ -168,16 +140,16 @@ fn few_heads_on_an_h200() {
                 chunk_state_sm80_bf16_d128 126×1×1
                 state_scan_sm80_f32_d0 32×1×1
                 chunk_output_sm90_bf16_d128 128×1×1
-            backward: Sm90, 32 segment(s) of 2048 rows, 3 sharing one sweep in spans of 2048, predicted 80 µs against 1284 µs uncut, workspace 4194304 bytes
-                chunk_state_sm80_bf16_d128 62×2×1
+            backward: Sm90, 128 segment(s) of 512 rows, 1 sharing one sweep in spans of 512, predicted 95 µs against 3486 µs uncut, workspace 16777216 bytes
+                chunk_state_sm80_bf16_d128 254×2×1
                 state_scan_sm80_f32_d0 32×2×1
-                gradients_sm90_bf16_d128_e128 96×1×1
+                gradients_sm90_bf16_d128_e128 128×1×1
             checkpointed forward: Sm90, 64 segment(s) of 1024 rows, [1] sharing slabs of [64], predicted 44 µs against 639 µs uncut, workspace 4194304 bytes
                 chunk_state_sm80_bf16_d128 126×1×1
                 state_scan_sm80_f32_d0 32×1×1
                 chunk_output_sm90_bf16_d128 128×1×1
-            checkpointed backward: Sm90, 64 segment(s) of 1024 rows, 2 sharing one sweep in spans of 512, predicted 57 µs against 1054 µs uncut, workspace 12582912 bytes
-                chunk_state_sm80_bf16_d128 126×1×1
+            checkpointed backward: Sm90, 128 segment(s) of 512 rows, 1 sharing one sweep in spans of 512, predicted 82 µs against 2729 µs uncut, workspace 8388608 bytes
+                chunk_state_sm80_bf16_d128 254×1×1
                 state_scan_sm80_f32_d0 32×1×1
                 gradients_sm90_bf16_d128_e128 128×1×1
             checkpoints: every 512 rows, 8388608 bytes
@@ -187,16 +159,16 @@ fn few_heads_on_an_h200() {
                 chunk_state_sm80_bf16_d128 112×1×1
                 state_scan_sm80_f32_d0 256×1×1
                 chunk_output_sm90_bf16_d128 128×1×1
-            backward: Sm90, 8 segment(s) of 8192 rows, 2 sharing one sweep in spans of 8192, predicted 503 µs against 1284 µs uncut, workspace 8388608 bytes
-                chunk_state_sm80_bf16_d128 112×2×1
+            backward: Sm90, 16 segment(s) of 4096 rows, 1 sharing one sweep in spans of 4096, predicted 547 µs against 3486 µs uncut, workspace 16777216 bytes
+                chunk_state_sm80_bf16_d128 240×2×1
                 state_scan_sm80_f32_d0 256×2×1
                 gradients_sm90_bf16_d128_e128 128×1×1
             checkpointed forward: Sm90, 8 segment(s) of 8192 rows, [1] sharing slabs of [64], predicted 244 µs against 654 µs uncut, workspace 4194304 bytes
                 chunk_state_sm80_bf16_d128 112×1×1
                 state_scan_sm80_f32_d0 256×1×1
                 chunk_output_sm90_bf16_d128 128×1×1
-            checkpointed backward: Sm90, 8 segment(s) of 8192 rows, 2 sharing one sweep in spans of 512, predicted 350 µs against 1054 µs uncut, workspace 12582912 bytes
-                chunk_state_sm80_bf16_d128 112×1×1
+            checkpointed backward: Sm90, 16 segment(s) of 4096 rows, 1 sharing one sweep in spans of 512, predicted 517 µs against 2729 µs uncut, workspace 16777216 bytes
+                chunk_state_sm80_bf16_d128 240×1×1
                 state_scan_sm80_f32_d0 256×1×1
                 gradients_sm90_bf16_d128_e128 128×1×1
             checkpoints: every 512 rows, 67108864 bytes
@@ -206,16 +178,16 @@ fn few_heads_on_an_h200() {
                 chunk_state_sm80_bf16_d128 96×1×1
                 state_scan_sm80_f32_d0 512×1×1
                 chunk_output_sm90_bf16_d128 128×1×1
-            backward: Sm90, 4 segment(s) of 2048 rows, 2 sharing one sweep in spans of 2048, predicted 140 µs against 164 µs uncut, workspace 8388608 bytes
-                chunk_state_sm80_bf16_d128 96×2×1
+            backward: Sm90, 8 segment(s) of 1024 rows, 1 sharing one sweep in spans of 1024, predicted 160 µs against 440 µs uncut, workspace 16777216 bytes
+                chunk_state_sm80_bf16_d128 224×2×1
                 state_scan_sm80_f32_d0 512×2×1
                 gradients_sm90_bf16_d128_e128 128×1×1
             checkpointed forward: Sm90, 4 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 72 µs against 88 µs uncut, workspace 4194304 bytes
                 chunk_state_sm80_bf16_d128 96×1×1
                 state_scan_sm80_f32_d0 512×1×1
                 chunk_output_sm90_bf16_d128 128×1×1
-            checkpointed backward: Sm90, 4 segment(s) of 2048 rows, 2 sharing one sweep in spans of 512, predicted 99 µs against 136 µs uncut, workspace 12582912 bytes
-                chunk_state_sm80_bf16_d128 96×1×1
+            checkpointed backward: Sm90, 8 segment(s) of 1024 rows, 1 sharing one sweep in spans of 512, predicted 144 µs against 345 µs uncut, workspace 16777216 bytes
+                chunk_state_sm80_bf16_d128 224×1×1
                 state_scan_sm80_f32_d0 512×1×1
                 gradients_sm90_bf16_d128_e128 128×1×1
             checkpoints: every 512 rows, 16777216 bytes
@@ -243,7 +215,7 @@ fn small_and_odd_shapes_on_an_h200() {
             1×1×65×72×40 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 128 rows, [2] sharing slabs of [64], predicted 6 µs against 6 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 2×1×1
-            backward: Sm90, 1 segment(s) of 128 rows, 2 sharing one sweep in spans of 128, predicted 7 µs against 7 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 128 rows, 2 sharing one sweep in spans of 128, predicted 8 µs against 8 µs uncut, workspace 0 bytes
                 gradients_sm90_bf16_d128_e64 2×1×1
 
             1×2×1000×128×8 bf16 on 132 multiprocessors of compute capability 9.0
@@ -251,8 +223,11 @@ fn small_and_odd_shapes_on_an_h200() {
                 chunk_state_sm80_bf16_d128 30×1×1
                 state_scan_sm80_f32_d0 32×1×1
                 chunk_output_sm90_bf16_d128 32×1×1
-            backward: Sm90, 1 segment(s) of 1024 rows, 4 sharing one sweep in spans of 1024, predicted 20 µs against 20 µs uncut, workspace 0 bytes
-                gradients_sm90_bf16_d128_e64 8×1×1
+            backward: Sm80, 16 segment(s) of 64 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 22 µs against 75 µs uncut, workspace 2097152 bytes
+                chunk_state_sm80_bf16_d128 30×2×1
+                state_scan_sm80_f32_d0 32×2×1
+                chunk_output_sm80_bf16_d64 64×2×1
+                chunk_output_sm80_bf16_d128 32×1×1
         "#]],
     );
 }

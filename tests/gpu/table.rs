@@ -60,16 +60,31 @@ fn simulator_cases() {
     run("simulator cases", cases::sim(), Pinned::default());
 }
 
-/// A test for each way to run every case.
+/// Every case in each way to run it; a test for each table, so that slow tools can take one at a time.
 macro_rules! pinned {
     ($($name:ident: $pinned:expr;)*) => {$(
-        #[test]
-        fn $name() {
-            let pinned = $pinned;
-            run("boundaries", both(cases::boundaries), pinned);
-            run("slopes", both(cases::slopes), pinned);
-            run("layouts", both(cases::layouts), pinned);
-            run("dims", both(cases::dims), pinned);
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn boundaries() {
+                run("boundaries", both(cases::boundaries), $pinned);
+            }
+
+            #[test]
+            fn slopes() {
+                run("slopes", both(cases::slopes), $pinned);
+            }
+
+            #[test]
+            fn layouts() {
+                run("layouts", both(cases::layouts), $pinned);
+            }
+
+            #[test]
+            fn dims() {
+                run("dims", both(cases::dims), $pinned);
+            }
         }
     )*};
 }

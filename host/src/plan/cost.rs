@@ -17,6 +17,10 @@ const RAMP_US: f64 = 2.5;
 const MEMORY_BYTES_PER_US: f64 = 3.8e6;
 /// L2 to the multiprocessors: what blocks that share read again.
 const L2_BYTES_PER_US: f64 = 7.0e6;
+/// The same for sweeps.
+const SWEEP_L2_BYTES_PER_US: f64 = 5.0e6;
+/// Between the spans of a sweep a block waits for a checkpoint to come and G to go and come back: for each byte of a state.
+const SPAN_US_PER_BYTE: f64 = 1.15e-4;
 /// The states, read and written by the scan.
 const SCAN_BYTES_PER_US: f64 = 1.9e6;
 /// Sharing a segment beyond this costs more L2 traffic than it brings.
@@ -35,10 +39,10 @@ enum ChunkTime {
 fn chunk_time(variant: &Variant) -> ChunkTime {
     use ChunkTime::{Crowded, Shared};
     match (variant.op, variant.arch, variant.key_tile, variant.value_tile) {
-        (Op::Gradients, _, 64, 64) => Shared { state_us: 0.2, output_us: 1.2 },
-        (Op::Gradients, _, _, 64) => Shared { state_us: 0.3, output_us: 1.4 },
-        (Op::Gradients, _, 64, _) => Shared { state_us: 0.3, output_us: 2.0 },
-        (Op::Gradients, _, _, _) => Shared { state_us: 0.3, output_us: 2.6 },
+        (Op::Gradients, _, 64, 64) => Shared { state_us: 0.30, output_us: 1.00 },
+        (Op::Gradients, _, _, 64) => Shared { state_us: 0.45, output_us: 1.60 },
+        (Op::Gradients, _, 64, _) => Shared { state_us: 0.60, output_us: 2.20 },
+        (Op::Gradients, _, _, _) => Shared { state_us: 1.30, output_us: 3.20 },
         (Op::ChunkOutput, Arch::Sm90, 64, 64) => Shared { state_us: 0.23, output_us: 0.45 },
         (Op::ChunkOutput, Arch::Sm90, _, 64) => Shared { state_us: 0.52, output_us: 0.39 },
         (Op::ChunkOutput, Arch::Sm90, 64, _) => Shared { state_us: 0.41, output_us: 0.72 },
@@ -308,11 +312,16 @@ impl<'a> Model<'a> {
         let memory_bytes = 2.0 * (inputs + outputs + again + checkpoint) / shares;
         let forward = if span_len.is_some() { (d + 2.0 * e) / shares } else { d + e + e / shares };
         let l2_bytes = 2.0 * (forward + d + e + (d + e + outputs + checkpoint) / shares);
+        let span_us = span_len.map_or(0.0, |span_len| {
+            SPAN_US_PER_BYTE * (state_len(self.problem) * 4) as f64 / f64::from(span_len / CHUNK)
+        });
         let ChunkTime::Shared { state_us, output_us } = chunk_time(variant) else {
             unreachable!("sweeps share segments")
         };
         let states = if span_len.is_some() { 1.0 + 1.0 / shares } else { 2.0 };
-        self.waves_us(variant, blocks, memory_bytes, l2_bytes, |_| states * state_us + output_us / shares)
+        let l2_bytes = l2_bytes * L2_BYTES_PER_US / SWEEP_L2_BYTES_PER_US;
+        let chunk_us = states * state_us + (output_us + span_us) / shares;
+        self.waves_us(variant, blocks, memory_bytes, l2_bytes, |_| chunk_us)
     }
 
     /// The state and scan kernels.
