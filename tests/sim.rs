@@ -284,22 +284,40 @@ fn one_sweep_from_checkpoints() {
     run_cases(&sweep_cases(512), &Simulator { segments: Some(2), ..with_spans(128, 2) });
 }
 
+/// Threads, blocks and the arrival of copies in other orders give the same bits.
+fn any_order(case: &Case, simulator: Simulator) {
+    let bits = |schedule| {
+        let backend = Simulator { schedule, ..simulator };
+        let inputs = cases::Inputs::<half::bf16>::new(case);
+        let [dq, dk, dv] = common::backward(case, &inputs, &backend);
+        [common::forward(case, &inputs, &backend), dq, dk, dv]
+    };
+    let expected = bits(Schedule::InOrder);
+    for schedule in [Schedule::Reversed, Schedule::Seeded(1), Schedule::Seeded(2)] {
+        for (name, (got, expected)) in ["o", "dq", "dk", "dv"].iter().zip(bits(schedule).iter().zip(&expected)) {
+            let difference = got.first_difference(expected);
+            assert_eq!(difference, None, "{case}: `{name}` depends on the order of threads ({schedule:?})");
+        }
+    }
+}
+
 #[test]
 fn any_order_of_threads_and_blocks() {
+    let case = Case::new("schedule", DType::Bf16, [1, 2, 300, 128, 64]);
     for device in [AMPERE, HOPPER] {
-        let bits = |schedule| {
-            let backend = Simulator { segments: Some(3), sharers: Some(2), schedule, ..Simulator::of(device) };
-            let case = Case::new("schedule", DType::Bf16, [1, 2, 300, 128, 64]);
-            let inputs = cases::Inputs::<half::bf16>::new(&case);
-            let [dq, dk, dv] = common::backward(&case, &inputs, &backend);
-            [common::forward(&case, &inputs, &backend), dq, dk, dv]
-        };
-        let expected = bits(Schedule::InOrder);
-        for schedule in [Schedule::Reversed, Schedule::Seeded(1), Schedule::Seeded(2)] {
-            for (name, (got, expected)) in ["o", "dq", "dk", "dv"].iter().zip(bits(schedule).iter().zip(&expected)) {
-                let difference = got.first_difference(expected);
-                assert_eq!(difference, None, "`{name}` depends on the order of threads ({schedule:?})");
-            }
+        any_order(&case, Simulator { segments: Some(3), sharers: Some(2), ..Simulator::of(device) });
+    }
+}
+
+/// More sharers than two leave most slots to others: a wait for a filling that is two ahead would pass at once.
+#[test]
+fn any_order_in_a_sweep() {
+    let case = |d, e| Case::new("schedule", DType::Bf16, [1, 1, 64 * 14, d, e]).slopes(Slopes::Custom(vec![0.01]));
+    for (d, e) in [(128, 64), (128, 128), (64, 64), (64, 128)] {
+        for sharers in [1, 2, 3, 4] {
+            let simulator = Simulator { sharers: Some(sharers), ..Simulator::of(HOPPER) };
+            any_order(&case(d, e), Simulator { sweep: Some(true), ..simulator });
+            any_order(&case(d, e), Simulator { span_len: Some(128), ..simulator });
         }
     }
 }

@@ -61,10 +61,13 @@ pub(super) struct Pinned {
     pub value_tile: Option<u32>,
 }
 
+/// Whether plans sweep and keep checkpoints unless told otherwise: once the GPU records hold the gradient kernel.
+pub(super) const SWEEPS: bool = false;
+
 /// Picks between a kernel for each output and, backward, one sweep.
 pub(super) fn schedule(problem: &Problem, device: &Device, arch: Arch, roles: &[Role]) -> Schedule {
     let each = each(problem, device, arch, roles);
-    if arch == Arch::Sm80 || roles.len() == 1 {
+    if !SWEEPS || arch == Arch::Sm80 || roles.len() == 1 {
         return each;
     }
     let sweep = sweep(problem, device, None);

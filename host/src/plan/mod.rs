@@ -11,7 +11,7 @@ use lightning_attention_kernels::variants::{Arch, CHUNK, ElementType, Op, SLAB, 
 use crate::problem::Region;
 use crate::view::DType;
 use crate::{Error, Problem, Result};
-use cost::{Pinned, cost, each, schedule, sweep, sweep_cost};
+use cost::{Pinned, SWEEPS, cost, each, schedule, sweep, sweep_cost};
 pub use launches::{Auxiliary, Launch, Launches};
 
 /// Bytes to which every row of a tensor is aligned on the device.
@@ -63,13 +63,13 @@ pub struct Schedule {
     pub uncut_us: f64,
 }
 
-/// States that a forward pass stores so that backward reads every input once.
+/// States that a forward pass stores so that backward need not read any input from device memory twice.
 ///
-/// Used where both passes together are predicted to be faster with them, which takes a GPU of [`Arch::Sm90`] and sequences longer than
-/// a span. Otherwise the checkpointed passes are the plain ones and need no memory.
+/// Plans have none unless [`Plan::with_span`] asks for them, which takes a GPU of [`Arch::Sm90`] and sequences longer than a span.
+/// Without, the checkpointed passes are the plain ones and need no memory, so that callers may always use that pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Checkpoints {
-    /// Rows between two checkpoints: by default the power of two that keeps them just below a fifth of q, k, v and o.
+    /// Rows between two checkpoints; see [`Plan::default_span`].
     pub span_len: u32,
     /// f32 states `[batch·heads, ⌈N / span_len⌉, D, E]`, dims padded to multiples of 64, bytes.
     pub bytes: usize,
@@ -120,11 +120,11 @@ impl Plan {
         let plan = Plan { problem: problem.clone(), device, forward, backward, checkpoints: None };
         let Some(checkpoints) = plan.with_span(Plan::default_span(problem)).checkpoints else { return Ok(plan) };
         let us = |forward: &Schedule, backward: &Schedule| forward.predicted_us + backward.predicted_us;
-        let pays = us(&checkpoints.forward, &checkpoints.backward) < us(&plan.forward, &plan.backward);
+        let pays = SWEEPS && us(&checkpoints.forward, &checkpoints.backward) < us(&plan.forward, &plan.backward);
         Ok(Plan { checkpoints: pays.then_some(checkpoints), ..plan })
     }
 
-    /// The plan with checkpoints every `span_len` rows, rounded up to whole chunks, for tests and tuning. Without any where there
+    /// The plan with checkpoints every `span_len` rows, rounded up to whole chunks. Without any where there
     /// are no kernels for them or but one span.
     pub fn with_span(&self, span_len: u32) -> Self {
         let span_len = span_len.clamp(1, 1 << 30).next_multiple_of(CHUNK);
@@ -153,7 +153,7 @@ impl Plan {
         self
     }
 
-    /// The plan with dq, dk and dv from one sweep, or with a kernel for each, for tests and tuning. There is no sweep but on GPUs of
+    /// The plan with dq, dk and dv from one sweep, or with a kernel for each, which is what plans have. There is no sweep but on GPUs of
     /// [`Arch::Sm90`], and checkpointed passes always sweep.
     pub fn with_sweep(mut self, sweeps: bool) -> Self {
         if sweeps && families(&self.problem, &self.device).contains(&Arch::Sm90) {

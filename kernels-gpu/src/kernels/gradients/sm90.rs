@@ -380,6 +380,10 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             unsafe { update_state::<T, D>(&mut s, chunk_decay, &a, slot.address) };
             // Meanwhile the next visit's A.
             let next = self.next(visit);
+            // The second slot, if there is one, is not read here. But a slot passed unseen could be a filling behind when it is
+            // waited for again, and that wait pass at once.
+            // SAFETY: the next filling, or this one.
+            unsafe { self.inputs.at(first + u32::from(owned)).wait_full() };
             first += 1 + u32::from(owned);
             let next_slot = self.inputs.at(first);
             let mut next_a = a;
