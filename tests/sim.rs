@@ -309,16 +309,14 @@ fn any_order_of_threads_and_blocks() {
     }
 }
 
-/// More sharers than two leave most slots to others: a wait for a filling that is two ahead would pass at once.
+/// Sharers leave slots to others: a wait for a filling that is two ahead would pass at once.
 #[test]
 fn any_order_in_a_sweep() {
     let case = |d, e| Case::new("schedule", DType::Bf16, [1, 1, 64 * 14, d, e]).slopes(Slopes::Custom(vec![0.01]));
-    for (d, e) in [(128, 64), (128, 128), (64, 64), (64, 128)] {
-        for sharers in [1, 2, 3, 4] {
-            let simulator = Simulator { sharers: Some(sharers), ..Simulator::of(HOPPER) };
-            any_order(&case(d, e), Simulator { sweep: Some(true), ..simulator });
-            any_order(&case(d, e), Simulator { span_len: Some(128), ..simulator });
-        }
+    for (d, e, sharers) in [(128, 64, 1), (128, 64, 3), (128, 128, 2), (64, 64, 4), (64, 128, 3)] {
+        let simulator = Simulator { sharers: Some(sharers), ..Simulator::of(HOPPER) };
+        any_order(&case(d, e), Simulator { sweep: Some(true), ..simulator });
+        any_order(&case(d, e), Simulator { span_len: Some(128), ..simulator });
     }
 }
 

@@ -86,6 +86,11 @@
 //!
 //! Its documentation goes on to calls that only enqueue, to CUDA graphs, and to tensors of other libraries.
 //!
+//! Two families of kernels compute the outputs: portable ones from Ampere on, and Hopper's. Where training runs forward and
+//! backward as a pair, the calls `forward_checkpointed` and `backward_checkpointed` hand over states in memory of the
+//! caller's, [`Plan::checkpoint_bytes`] of it: with [`Plan::default_span`], less than a fifth of q, k, v and o. A plan uses
+//! them when [`Plan::with_span`] asks for it; otherwise that is 0 bytes and they are the plain calls.
+//!
 //! # What there is
 //!
 //! | | CPU | CUDA |
