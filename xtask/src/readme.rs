@@ -310,7 +310,7 @@ mod tests {
             let (expected, numbers): (&str, &[&str]) = match path.file_name().unwrap().to_str().unwrap() {
                 VALIDATION => ("date,commit,gpu,driver,case,output,error,bound", &["error", "bound"]),
                 "plan.csv" => (
-                    "pass,b,h,n,d,e,family,segments,sharers,value_tiles,ms,predicted_ms",
+                    "pass,b,h,n,d,e,family,segments,sharers,value_tiles,span,ms,predicted_ms",
                     &["b", "h", "n", "d", "e", "segments", "ms", "predicted_ms"],
                 ),
                 "sanitizer.csv" => ("date,commit,gpu,driver,tool,tests,passed,reports", &["passed", "reports"]),
