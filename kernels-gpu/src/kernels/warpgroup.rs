@@ -11,7 +11,7 @@ use crate::device::{
 };
 use crate::element::Element;
 use crate::tile::descriptor::Descriptor;
-use crate::tile::shared::BlockAddress;
+use crate::tile::shared::{BlockAddress, PANEL_BYTES};
 use crate::tile::unroll;
 use crate::variants::{CHUNK, DECAY_TABLE_BYTES};
 
@@ -145,6 +145,37 @@ pub unsafe fn update_state<T: Element, const D: u32>(s: &mut Rows, chunk_decay: 
     unroll!(K in 4 {
         // SAFETY: the caller's contract.
         unsafe { product::<T, D, 1>(s, step(a, K), y.rows(K as u32), true) };
+    });
+    wgmma_commit_group();
+}
+
+/// P = X Yᵀ, X and Y of `K` columns (F2): enqueues the products.
+///
+/// # Safety
+/// Y is visible to `wgmma`; `x` is kept, and `p` left alone, until they are waited for.
+#[inline(always)]
+pub unsafe fn enqueue_scores<T: Element, const K: u32>(p: &mut [f32; 32], x: &[Fragments; 2], y: u32) {
+    wgmma_fence();
+    let y = Descriptor::new(y);
+    unroll!(J in 8 {
+        if (J as u32) < K / 16 {
+            // SAFETY: the caller's contract.
+            unsafe { T::wgmma_n64::<0>(p, step(&x[J / 4], J % 4), y.columns(J as u32, PANEL_BYTES), J != 0) };
+        }
+    });
+    wgmma_commit_group();
+}
+
+/// O ← O + A Z, `N` columns (F2): enqueues the products.
+///
+/// # Safety
+/// Z is visible to `wgmma`; `a` is kept, and `o` left alone, until they are waited for.
+#[inline(always)]
+pub unsafe fn enqueue_values<T: Element, const N: u32>(o: &mut Rows, a: &Fragments, z: Descriptor) {
+    wgmma_fence();
+    unroll!(J in 4 {
+        // SAFETY: the caller's contract.
+        unsafe { product::<T, N, 1>(o, step(a, J), z.rows(J as u32), true) };
     });
     wgmma_commit_group();
 }

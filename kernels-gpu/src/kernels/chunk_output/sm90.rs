@@ -25,8 +25,8 @@
 //! begins before the first row must be kept from it (an illegal instruction).
 
 use super::super::warpgroup::{
-    Masks, SavedRows, StatePlace, WARPS, load_fragments, load_scaled_columns, product, row_decay, step, store_rounded,
-    update_state, wait,
+    Masks, SavedRows, StatePlace, WARPS, enqueue_scores, enqueue_values, load_fragments, load_scaled_columns, product,
+    row_decay, step, store_rounded, update_state, wait,
 };
 use super::super::{WorkItem, application, div_rem, head_decay};
 use super::FEW_ROWS;
@@ -332,16 +332,10 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
 
             // P = X Yᵀ
             // SAFETY: the slot is full; operands are kept until the waits below.
-            unsafe { yz.wait_full() };
-            wgmma_fence();
-            let y = Descriptor::new(yz.address);
-            unroll!(K in 8 {
-                if (K as u32) < D / 16 {
-                    // SAFETY: as above.
-                    unsafe { T::wgmma_n64::<0>(&mut p, step(&x[K / 4], K % 4), y.columns(K as u32, PANEL_BYTES), K != 0) };
-                }
-            });
-            wgmma_commit_group();
+            unsafe {
+                yz.wait_full();
+                enqueue_scores::<T, D>(&mut p, &x, yz.address);
+            }
             // O = X S
             // SAFETY: as above.
             unsafe { s_slot.wait_full() };
@@ -375,21 +369,13 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
 
             // O ← c Λ O + (c P ⊙ M) Z
             mask.scale_rows::<E>(&mut o);
-            wgmma_fence();
             let z = Descriptor::new(yz.address + Self::PANELS * PANEL_BYTES);
-            unroll!(K in 4 {
-                // SAFETY: as above.
-                unsafe { product::<T, E, 1>(&mut o, step(&a, K), z.rows(K as u32), true) };
-            });
-            wgmma_commit_group();
+            // SAFETY: as above.
+            unsafe { enqueue_values::<T, E>(&mut o, &a, z) };
             if self.counts_remainder(chunk) {
                 let rest = mask.remainder::<T>(&p, &a);
-                wgmma_fence();
-                unroll!(K in 4 {
-                    // SAFETY: as above.
-                    unsafe { product::<T, E, 1>(&mut o, step(&rest, K), z.rows(K as u32), true) };
-                });
-                wgmma_commit_group();
+                // SAFETY: as above.
+                unsafe { enqueue_values::<T, E>(&mut o, &rest, z) };
                 wait::<E>(&mut o);
                 // SAFETY: scratch is for this.
                 unsafe { keep_alive(&rest, self.scratch) };

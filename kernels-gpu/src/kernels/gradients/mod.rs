@@ -11,3 +11,4 @@
 //! they are still in L2 where spans are short. Without checkpoints a segment is one span.
 
 pub mod sm90;
+mod walk;

@@ -25,10 +25,11 @@
 
 use super::super::chunk_output::FEW_ROWS;
 use super::super::warpgroup::{
-    DecayTable, Rows, SavedRows, StatePlace, TableMasks, WARPS, load_fragments, load_scaled_columns, product, step,
-    store_rounded, update_state, wait,
+    DecayTable, Rows, SavedRows, StatePlace, TableMasks, WARPS, enqueue_scores, enqueue_values, load_fragments,
+    load_scaled_columns, product, step, store_rounded, update_state, wait,
 };
 use super::super::{WorkItem, div_rem, head_decay};
+use super::walk::{Visit, Walk};
 use crate::abi::{MAPS_PER_APPLICATION, Params, TensorMap};
 use crate::decay::Decay;
 use crate::device::{
@@ -62,8 +63,6 @@ pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const SLOTS: u32
     let o_panels = s_slots + 2 * state_bytes;
     let barriers = o_panels + Block::<D, E, SLOTS>::OUTPUTS * Block::<D, E, SLOTS>::OUTPUT_BYTES;
     let item = WorkItem::of_block(params);
-    let num_chunks = item.num_rows.div_ceil(CHUNK);
-    let span_chunks = params.span_len / CHUNK;
     let block = Block::<D, E, SLOTS> {
         inputs: Ring::new(base, slot_bytes, barriers),
         s: Ring::new(s_slots, state_bytes, barriers + Ring::<SLOTS>::BARRIER_BYTES),
@@ -71,10 +70,7 @@ pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const SLOTS: u32
         scratch: barriers + BARRIER_BYTES - 16,
         table: DecayTable(barriers + BARRIER_BYTES),
         maps,
-        num_chunks,
-        span_chunks,
-        in_turn_by_chunks: span_chunks >= num_chunks,
-        sharers: params.sharers,
+        walk: Walk::new(item.num_rows.div_ceil(CHUNK), params.span_len / CHUNK, params.sharers, item.share),
         seq_len: params.seq_len,
         item,
     };
@@ -125,37 +121,9 @@ struct Block<const D: u32, const E: u32, const SLOTS: u32> {
     scratch: u32,
     table: DecayTable,
     maps: *const TensorMap,
-    num_chunks: u32,
-    /// Chunks of a span.
-    span_chunks: u32,
-    /// Whether sharers take turns at chunks; otherwise at spans.
-    in_turn_by_chunks: bool,
-    sharers: u32,
+    walk: Walk,
     seq_len: u32,
     item: WorkItem,
-}
-
-/// A chunk on its way through a span.
-#[derive(Clone, Copy)]
-struct Visit {
-    /// Chunks of the span that follow on this way.
-    left: u32,
-    /// First chunk of the span.
-    first: u32,
-    /// Spans, or chunks, until it is this block's turn to output; 0 when it is.
-    turns: u32,
-    /// Whether for dQ; otherwise for dK and dV.
-    forward: bool,
-    /// Whether there are no more visits and this is none.
-    is_over: bool,
-}
-
-impl Visit {
-    /// Whether this block outputs the chunk.
-    #[inline(always)]
-    fn is_owned(&self) -> bool {
-        self.turns == 0
-    }
 }
 
 /// Tensor maps among those of dq, dk and dv as applications (B7): x, y, z, o of each.
@@ -195,58 +163,6 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     /// Bytes of the widest output of a chunk.
     const OUTPUT_BYTES: u32 = if D > E { D } else { E } / 64 * PANEL_BYTES;
 
-    /// First chunk of the last span.
-    #[inline(always)]
-    fn last_span(&self) -> u32 {
-        div_rem(self.num_chunks - 1, self.span_chunks).0 * self.span_chunks
-    }
-
-    /// Chunks of the span that begins at `first`.
-    #[inline(always)]
-    fn chunks_of_span(&self, first: u32) -> u32 {
-        (self.num_chunks - first).min(self.span_chunks)
-    }
-
-    /// The first visit to a span.
-    #[inline(always)]
-    fn enter(&self, first: u32, turns: u32) -> Visit {
-        let forward = self.in_turn_by_chunks || turns == 0;
-        Visit { left: self.chunks_of_span(first) - 1, first, turns, forward, is_over: false }
-    }
-
-    /// The turns that are left when one has passed.
-    #[inline(always)]
-    fn next_turn(&self, turns: u32) -> u32 {
-        if turns == 0 { self.sharers - 1 } else { turns - 1 }
-    }
-
-    /// The visit after `visit`.
-    #[inline(always)]
-    fn next(&self, visit: Visit) -> Visit {
-        let Visit { left, first, turns, forward, .. } = visit;
-        if left > 0 {
-            let turns = if self.in_turn_by_chunks { self.next_turn(turns) } else { turns };
-            Visit { left: left - 1, turns, ..visit }
-        } else if forward {
-            let turns = if self.in_turn_by_chunks { self.item.share } else { turns };
-            Visit { left: self.chunks_of_span(first) - 1, turns, forward: false, ..visit }
-        } else if first > 0 {
-            self.enter(first - self.span_chunks, self.next_turn(turns))
-        } else {
-            Visit { is_over: true, ..visit }
-        }
-    }
-
-    /// The chunk of a visit.
-    #[inline(always)]
-    fn chunk(&self, visit: Visit) -> u32 {
-        if visit.forward {
-            visit.first + self.chunks_of_span(visit.first) - 1 - visit.left
-        } else {
-            visit.first + visit.left
-        }
-    }
-
     /// Row of the tensors that is row 0 of a chunk.
     #[inline(always)]
     fn tensor_row(&self, chunk: u32) -> i32 {
@@ -258,10 +174,10 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     unsafe fn produce(&self) {
         let (once, again) = (createpolicy_evict_first(), createpolicy_evict_normal());
         let (head, batch) = (self.item.head as i32, self.item.batch as i32);
-        let mut visit = self.enter(self.last_span(), self.item.share);
+        let mut visit = self.walk.first_visit();
         let mut index = 0;
         while !visit.is_over {
-            let row = self.tensor_row(self.chunk(visit));
+            let row = self.tensor_row(self.walk.chunk(visit));
             let load = |index: u32, kv: bool, q: bool, do_: bool, policy: u64| {
                 let slot = self.inputs.at(index);
                 let wide_panels = if kv || q { Self::PANELS[0] } else { 0 };
@@ -285,13 +201,13 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             };
             // The walk forward is followed by one backward; of that, sharers read Q and dO too.
             let forward = visit.forward;
-            load(index, forward, !forward, !forward, if forward || self.sharers > 1 { again } else { once });
+            load(index, forward, !forward, !forward, if forward || self.walk.sharers > 1 { again } else { once });
             index += 1;
             if visit.is_owned() {
                 load(index, !forward, false, forward, if forward { again } else { once });
                 index += 1;
             }
-            visit = self.next(visit);
+            visit = self.walk.next(visit);
         }
     }
 
@@ -319,7 +235,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             unsafe { load_scaled_columns::<T>(panel, warp, lane, |k| self.table.row_decay(lane, !forward, k)) }
         };
         // Of the sequence, not the segment.
-        let span_of = |chunk: u32| div_rem(self.item.first_row / CHUNK + chunk, self.span_chunks).0;
+        let span_of = |chunk: u32| div_rem(self.item.first_row / CHUNK + chunk, self.walk.span_chunks).0;
         let enter_segment = |s: &mut Rows, forward: bool| {
             let segment = if forward { self.item.segment } else { params.segments - 1 - self.item.segment };
             let states = if forward { params.applications[0].states } else { params.applications[1].states };
@@ -345,16 +261,16 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
                 } else {
                     *s = [0.0; 64];
                 }
-                if span > self.sharers {
-                    checkpoint(span - self.sharers).prefetch::<D>(thread);
+                if span > self.walk.sharers {
+                    checkpoint(span - self.walk.sharers).prefetch::<D>(thread);
                 }
             }
         };
 
-        let mut visit = self.enter(self.last_span(), self.item.share);
+        let mut visit = self.walk.first_visit();
         let mut s = [0.0f32; 64];
-        enter_segment(&mut s, self.in_turn_by_chunks);
-        if !self.in_turn_by_chunks && visit.forward {
+        enter_segment(&mut s, self.walk.in_turn_by_chunks);
+        if !self.walk.in_turn_by_chunks && visit.forward {
             enter_span(&mut s, visit);
         }
         let mut slot = self.inputs.at(0);
@@ -379,7 +295,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             // SAFETY: the slot is full; `a` is kept, and `s` left alone, until the wait below.
             unsafe { update_state::<T, D>(&mut s, chunk_decay, &a, slot.address) };
             // Meanwhile the next visit's A.
-            let next = self.next(visit);
+            let next = self.walk.next(visit);
             // The second slot, if there is one, is not read here. But a slot passed unseen could be a filling behind when it is
             // waited for again, and that wait pass at once.
             // SAFETY: the next filling, or this one.
@@ -411,7 +327,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             if next.forward && !visit.forward {
                 enter_span(&mut s, next);
             } else if visit.forward && !next.forward {
-                if self.in_turn_by_chunks {
+                if self.walk.in_turn_by_chunks {
                     enter_segment(&mut s, false);
                 } else {
                     // SAFETY: this thread's place, saved when the span was entered.
@@ -427,16 +343,16 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     unsafe fn output<T: Element>(&self, index: u32, thread: u32) {
         let (warp, lane) = (thread / 32, thread % 32);
         let panels = self.o_panels + index * Self::OUTPUT_BYTES;
-        let (mut first, mut turns) = (self.last_span(), self.item.share);
+        let (mut first, mut turns) = (self.walk.last_span(), self.item.share);
         // Slots before the walk, and chunks that this block has output.
         let (mut slots, mut own) = (0, 0);
         loop {
-            let chunks = self.chunks_of_span(first);
-            let is_owned = self.in_turn_by_chunks || turns == 0;
+            let chunks = self.walk.chunks_of_span(first);
+            let is_owned = self.walk.in_turn_by_chunks || turns == 0;
             let mut forward = is_owned;
             loop {
-                let (mut at, stride) = match (self.in_turn_by_chunks, is_owned) {
-                    (true, _) => (self.item.share, self.sharers),
+                let (mut at, stride) = match (self.walk.in_turn_by_chunks, is_owned) {
+                    (true, _) => (self.item.share, self.walk.sharers),
                     (false, true) => (0, 1),
                     (false, false) => (chunks, 1),
                 };
@@ -460,8 +376,8 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             if first == 0 {
                 break;
             }
-            first -= self.span_chunks;
-            turns = self.next_turn(turns);
+            first -= self.walk.span_chunks;
+            turns = self.walk.next_turn(turns);
         }
         cp_async_bulk_wait_group::<0>();
     }
@@ -542,15 +458,8 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         // SAFETY: the operands are full.
         let x = unsafe { load_fragments::<K>(x, warp, lane) };
         // P = X Yᵀ
-        wgmma_fence();
-        let y = Descriptor::new(y);
-        unroll!(J in 8 {
-            if (J as u32) < K / 16 {
-                // SAFETY: the operands are full, and kept until the waits below.
-                unsafe { T::wgmma_n64::<0>(&mut p, step(&x[J / 4], J % 4), y.columns(J as u32, PANEL_BYTES), J != 0) };
-            }
-        });
-        wgmma_commit_group();
+        // SAFETY: the operands are full, and kept until the waits below.
+        unsafe { enqueue_scores::<T, K>(&mut p, &x, y) };
         // O = X S
         wgmma_fence();
         let s = Descriptor::of_tall(s, Self::S_PANEL_BYTES);
@@ -576,21 +485,13 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         }
         // O ← c Λ O + (c P ⊙ M) Z
         mask.scale_rows::<N>(&mut o);
-        wgmma_fence();
         let z = Descriptor::new(z);
-        unroll!(J in 4 {
-            // SAFETY: as above.
-            unsafe { product::<T, N, 1>(&mut o, step(&a, J), z.rows(J as u32), true) };
-        });
-        wgmma_commit_group();
+        // SAFETY: as above.
+        unsafe { enqueue_values::<T, N>(&mut o, &a, z) };
         if operands.counts_remainder {
             let rest = mask.remainder::<T>(&p, &a);
-            wgmma_fence();
-            unroll!(J in 4 {
-                // SAFETY: as above.
-                unsafe { product::<T, N, 1>(&mut o, step(&rest, J), z.rows(J as u32), true) };
-            });
-            wgmma_commit_group();
+            // SAFETY: as above.
+            unsafe { enqueue_values::<T, N>(&mut o, &rest, z) };
             wait::<N>(&mut o);
             // SAFETY: scratch is for this.
             unsafe { keep_alive(&rest, self.scratch) };
