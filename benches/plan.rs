@@ -46,7 +46,7 @@ mod grid {
     }
 
     /// Replays of a graph of at least eight calls.
-    const REPETITIONS: usize = 7;
+    const REPETITIONS: usize = 9;
 
     /// The recorded shapes, and around them in heads, length and dims.
     fn grid() -> Vec<Shape> {
@@ -94,7 +94,7 @@ mod grid {
                 let lean = pinned(&planned.clone().with_family(Arch::Sm90).with_sweep(true), 64);
                 let default = Plan::default_span(planned.problem());
                 // Sharers of checkpointed passes read the most.
-                let spans = [64, 128].map(|tile| pinned(&planned.with_span(default), tile));
+                let spans = [64, 128].map(|tile| pinned(&planned.clone().with_span(default), tile));
                 for plan in [lean].into_iter().chain(spans.into_iter().filter(|_| sharers <= 2)) {
                     if !plans.contains(&plan) {
                         plans.push(plan);

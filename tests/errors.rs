@@ -282,10 +282,10 @@ fn element_types() {
 /// A plan with checkpoints, and memory for them that is right.
 fn checkpointed() -> (Plan, Region) {
     let plan = Plan::new(&Problem::new(1, 2, 200, 64, 64), Device::H200).unwrap().with_span(64);
-    let len = plan.checkpoint_bytes() / 4;
+    let len = plan.checkpoint_bytes() / 2;
     assert_eq!(len, 2 * 4 * 64 * 64);
     let extent = contiguous([1, 1, 1, len]);
-    (plan, Region { address: 0x10_0000, len: Some(len), dtype: DType::F32, extent })
+    (plan, Region { address: 0x10_0000, len: Some(len), dtype: DType::Bf16, extent })
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn memory_that_holds_no_checkpoints() {
     let argument = "checkpoints";
     let short = Error::BufferTooShort { argument, got: 32_767, expected: 32_768 };
     let alignment = |got| Error::Alignment { argument, got, expected: 16 };
-    let element = Error::ElementType { argument, got: DType::Bf16, expected: DType::F32 };
+    let element = Error::ElementType { argument, got: DType::F32, expected: DType::Bf16 };
     let shape = [1, 1, 1, 32_767];
     let bad_shape = Error::Shape { argument, got: shape, expected: [1, 1, 1, 32_768] };
     for (bad, error, message) in [
@@ -313,7 +313,7 @@ fn memory_that_holds_no_checkpoints() {
             alignment(0),
             "`checkpoints` is at address 0x0, expected a non-null multiple of 16",
         ),
-        (Region { dtype: DType::Bf16, ..region }, element, "`checkpoints` holds bf16, expected f32"),
+        (Region { dtype: DType::F32, ..region }, element, "`checkpoints` holds f32, expected bf16"),
         (
             Region { extent: contiguous(shape), ..region },
             bad_shape,

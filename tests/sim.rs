@@ -9,7 +9,7 @@ use lightning_attention::problem::Region;
 use lightning_attention::{Backward, DType, Element, Forward, Plan, Problem, Result, Slopes, View, ViewMut};
 use lightning_attention_kernels::device::sim::{self, Buffer, GlobalMemory, Schedule};
 use lightning_attention_kernels::kernels;
-use lightning_attention_kernels::variants::VARIANTS;
+use lightning_attention_kernels::variants::{PAIR, VARIANTS};
 
 /// GPUs with few multiprocessors, so that small problems are planned as large ones are on large GPUs.
 const AMPERE: Device =
@@ -132,7 +132,7 @@ impl Simulator {
         }
         let slopes = Buffer::new(problem.validate()?);
         let workspace = Buffer::new(vec![f32::NAN; plan.workspace_bytes() / 4]);
-        let checkpoints = Buffer::new(vec![f32::NAN; plan.checkpoint_bytes() / 4]);
+        let checkpoints = Buffer::new(vec![half::bf16::NAN; plan.checkpoint_bytes() / 2]);
         Ok((plan, Scratch { slopes, workspace, checkpoints }))
     }
 
@@ -160,7 +160,7 @@ impl Simulator {
 struct Scratch {
     slopes: Buffer<f32>,
     workspace: Buffer<f32>,
-    checkpoints: Buffer<f32>,
+    checkpoints: Buffer<half::bf16>,
 }
 
 impl Scratch {
@@ -212,6 +212,9 @@ fn the_cases_reach_every_variant() {
         let swept =
             |case: Case| [DType::Bf16, DType::F16].map(|dtype| plan(&Case { dtype, ..case.clone() }).with_sweep(true));
         reached.extend(sweep_cases(65).into_iter().flat_map(swept).flat_map(|plan| plan.variants()));
+        let paired =
+            |case: Case| [DType::Bf16, DType::F16].map(|dtype| plan(&Case { dtype, ..case.clone() }).with_span(PAIR));
+        reached.extend(sweep_cases(520).into_iter().flat_map(paired).flat_map(|plan| plan.variants()));
         reached.extend(wide_cases(129).iter().flat_map(|case| plan(case).with_sharers(1, 128).variants()));
     }
     for variant in VARIANTS {

@@ -48,7 +48,7 @@ pub fn of(measurement: &Measurement) -> Vec<Record> {
         .map(|timing| {
             let mut note = timing.note.clone();
             for (output, error) in errors.iter().flat_map(super::oracle::Errors::outputs) {
-                if (output == "o") == (timing.pass.is_forward()) {
+                if (output == "o") == timing.pass.is_forward() {
                     note += &format!("; {output} error {error:.2e}");
                 }
             }

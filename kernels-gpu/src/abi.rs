@@ -82,11 +82,10 @@ pub struct Params {
     pub sharers: u32,
     /// Rows between two checkpoints, a multiple of the chunk; a segment is a multiple of it, or at most as long.
     pub span_len: u32,
-    /// f32 states `[batch·heads, spans, …]` that enter each span, in the kernels' own order; the first of a sequence, zero,
-    /// is not used. The output kernel writes them unless this is 0, the gradient kernel reads them where segments have
-    /// several spans.
+    /// Rounded Sᵀ `[batch·heads, spans, D / 64, E, 64]` (padded dims, 16-bit elements) that enter each span, or 0. The output kernel writes
+    /// them; the gradient kernels read them.
     pub checkpoints: u64,
-    /// Workspace of the gradient kernel: an f32 state for each block, where segments have several spans.
+    /// Workspace of the sweeping gradient kernel: an f32 state for each block, where segments have several spans.
     pub stash: u64,
     /// Spans of a sequence.
     pub num_spans: u32,
@@ -97,10 +96,14 @@ pub struct Params {
 /// Tensor maps of an application: x, y, z in boxes of a chunk's rows, o in boxes of a warp's 16 rows and of one.
 pub const MAPS_PER_APPLICATION: usize = 5;
 
-/// Tensor maps of a launch, those of each application in turn.
+/// Most tensor maps of a launch: those of its applications and that of the checkpoints.
+pub const MAX_MAPS: usize = MAPS_PER_APPLICATION * MAX_APPLICATIONS + 1;
+
+/// Tensor maps of a launch, those of each application in turn, then, where there are any, that of the checkpoints: columns and rows of
+/// panels `[64, 64]`, spans, sequences.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TensorMaps(pub [TensorMap; MAPS_PER_APPLICATION * MAX_APPLICATIONS]);
+pub struct TensorMaps(pub [TensorMap; MAX_MAPS]);
 
 /// What the host makes of a [`TensorMapSource`] for the copy engine; opaque.
 #[repr(C)]

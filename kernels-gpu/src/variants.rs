@@ -10,8 +10,10 @@ pub enum Op {
     StateScan,
     /// The outputs, walking each segment's chunks from its entering state.
     ChunkOutput,
-    /// dq, dk and dv in one sweep, from checkpoints (`docs/algorithm.md`, B8).
+    /// dq, dk and dv in one sweep, from checkpoints or none (`docs/algorithm.md`, B8).
     Gradients,
+    /// The same from checkpoints every [`PAIR`] rows, where two chunks of all inputs fit a block (B9).
+    PairedGradients,
 }
 
 /// The oldest architecture a kernel's instructions run on.
@@ -36,6 +38,8 @@ pub enum ElementType {
 
 /// Rows of a chunk: the tile height.
 pub const CHUNK: u32 = 64;
+/// Rows of two chunks.
+pub const PAIR: u32 = 2 * CHUNK;
 /// Value-dim columns of one block of most kernels.
 pub const SLAB: u32 = 64;
 /// State elements of one scan block: four for each thread.
@@ -93,6 +97,12 @@ macro_rules! for_each_variant {
             gradients_sm90_f16_d128_e64: Gradients, Sm90, F16, 128, 64, 6, 512, 1;
             gradients_sm90_f16_d64_e128: Gradients, Sm90, F16, 64, 128, 7, 512, 1;
             gradients_sm90_f16_d128_e128: Gradients, Sm90, F16, 128, 128, 4, 512, 1;
+            paired_gradients_sm90_bf16_d64_e64: PairedGradients, Sm90, Bf16, 64, 64, 6, 512, 1;
+            paired_gradients_sm90_bf16_d128_e64: PairedGradients, Sm90, Bf16, 128, 64, 4, 512, 1;
+            paired_gradients_sm90_bf16_d64_e128: PairedGradients, Sm90, Bf16, 64, 128, 4, 512, 1;
+            paired_gradients_sm90_f16_d64_e64: PairedGradients, Sm90, F16, 64, 64, 6, 512, 1;
+            paired_gradients_sm90_f16_d128_e64: PairedGradients, Sm90, F16, 128, 64, 4, 512, 1;
+            paired_gradients_sm90_f16_d64_e128: PairedGradients, Sm90, F16, 64, 128, 4, 512, 1;
             state_scan_sm80_f32_d0:      StateScan,   Sm80, F32,  0, 0,   0, 128, 8;
         }
     };
@@ -120,7 +130,8 @@ macro_rules! rows {
 for_each_variant!(rows);
 
 /// Dynamic shared memory of a kernel: its ring of stages, and the 16-bit copy of the state. On Hopper also a ring of X,
-/// a second copy of the state, panels for two warpgroups' outputs, and the barriers; the gradient kernel has all inputs in a stage.
+/// a second copy of the state, panels for two warpgroups' outputs, and the barriers; the gradient kernels have all inputs in their rings,
+/// the paired one a checkpoint besides.
 const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, value_tile: u32, stages: u32) -> u32 {
     let (x, z, s) = (CHUNK * key_tile * 2, CHUNK * value_tile * 2, key_tile * value_tile * 2);
     match (op, arch) {
@@ -130,16 +141,26 @@ const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, value_tile: u32, stages
             let (widest, outputs) = (if x > z { x } else { z }, 3 - value_tile / 64);
             stages * (x + z) + 2 * s + outputs * widest + BARRIER_BYTES + DECAY_TABLE_BYTES
         }
+        (Op::PairedGradients, _) => {
+            let (widest, outputs) = (if x > z { x } else { z }, 3 - value_tile / 64);
+            let slots = stages + kv_stages(key_tile, value_tile);
+            slots * (x + z) + 3 * s + outputs * widest + BARRIER_BYTES + DECAY_TABLE_BYTES
+        }
         (Op::ChunkOutput, Arch::Sm80) => stages * (2 * x + z) + s,
         (Op::ChunkOutput, Arch::Sm90) => stages * (x + z) + 2 * x + 2 * s + 2 * CHUNK * SLAB * 2 + BARRIER_BYTES,
     }
+}
+
+/// Chunks of K and V that the paired gradient kernel holds; its stages are those of Q and dO.
+pub const fn kv_stages(key_tile: u32, value_tile: u32) -> u32 {
+    if key_tile + value_tile == 128 { 5 } else { 2 }
 }
 
 /// Shared memory for the barriers of a kernel, and 16 bytes of scratch.
 pub const BARRIER_BYTES: u32 = 256;
 
 /// Shared memory for powers of a head's decay.
-pub const DECAY_TABLE_BYTES: u32 = 1552;
+pub const DECAY_TABLE_BYTES: u32 = 1808;
 
 /// Shared memory that every supported GPU gives one block.
 pub const MAX_SHARED_BYTES: u32 = 99 * 1024;

@@ -7,7 +7,7 @@ use lightning_attention::cuda::cust::memory::DeviceBuffer;
 use lightning_attention::cuda::cust::stream::{Stream, StreamFlags};
 use lightning_attention::cuda::{Attention, DeviceView, DeviceViewMut, Engine, RawTensor};
 use lightning_attention::{Backward, DType, Error, Extent, Forward, Layout, Problem, Result};
-use lightning_attention_kernels::variants::Arch;
+use lightning_attention_kernels::variants::{Arch, PAIR};
 
 use crate::bench::gpu::{Gpu, Set};
 use crate::bench::{Pass, oracle};
@@ -18,9 +18,9 @@ fn problem() -> Problem {
     Problem::new(1, 2, 130, 64, 64)
 }
 
-/// [`problem`] with checkpoints every 64 rows, where the device has kernels for them.
+/// [`problem`] with checkpoints every two chunks, where the device has kernels for them.
 fn prepare_checkpointed(gpu: &Gpu) -> Attention {
-    let plan = gpu.engine.plan(&problem()).unwrap().with_family(Arch::Sm90).with_span(64);
+    let plan = gpu.engine.plan(&problem()).unwrap().with_family(Arch::Sm90).with_span(PAIR);
     gpu.engine.prepare_plan(plan).unwrap()
 }
 
@@ -29,7 +29,7 @@ fn run_checkpointed(
     gpu: &Gpu,
     attention: &mut Attention,
     set: &mut Set,
-    checkpoints: &mut DeviceBuffer<f32>,
+    checkpoints: &mut DeviceBuffer<u16>,
 ) -> [Result<()>; 2] {
     let (shape, layout) = (set.problem.key_shape(), Layout::Bhnd);
     let Set { q, k, v, do_, o, dq, dk, dv, .. } = set;
@@ -239,8 +239,8 @@ fn checkpointed_views() {
     let plain = set.bits().unwrap();
     set.poison().unwrap();
 
-    let len = attention.plan().checkpoint_bytes() / size_of::<f32>();
-    let mut checkpoints = DeviceBuffer::from_slice(&vec![f32::NAN; len.max(1)]).unwrap();
+    let len = attention.plan().checkpoint_bytes() / size_of::<u16>();
+    let mut checkpoints = DeviceBuffer::from_slice(&vec![u16::MAX; len.max(1)]).unwrap();
     for result in run_checkpointed(gpu, &mut attention, &mut set, &mut checkpoints) {
         result.unwrap();
     }
@@ -271,8 +271,8 @@ fn memory_that_holds_no_checkpoints() {
         return;
     }
     let argument = "checkpoints";
-    let expected = attention.plan().checkpoint_bytes() / size_of::<f32>();
-    let mut short = DeviceBuffer::from_slice(&vec![0.0; expected - 1]).unwrap();
+    let expected = attention.plan().checkpoint_bytes() / size_of::<u16>();
+    let mut short = DeviceBuffer::from_slice(&vec![0_u16; expected - 1]).unwrap();
     for result in run_checkpointed(gpu, &mut attention, &mut set, &mut short) {
         assert_eq!(result, Err(Error::BufferTooShort { argument, got: expected - 1, expected }));
     }

@@ -3,6 +3,7 @@
 use lightning_attention::cuda::Attention;
 use lightning_attention::cuda::cust::stream::{Stream, StreamFlags};
 use lightning_attention::{DType, Problem};
+use lightning_attention_kernels::variants::PAIR;
 
 use crate::bench::gpu::{Gpu, Graph, Set};
 use crate::bench::{Pass, SEED};
@@ -12,12 +13,17 @@ fn problem() -> Problem {
     Problem::new(1, 3, 4000, 128, 64)
 }
 
-/// Whether backward is one sweep, and the passes: between them all kernels run.
-const RUNS: [(bool, [Pass; 2]); 3] = [(false, Pass::BOTH), (true, Pass::BOTH), (true, Pass::CHECKPOINTED)];
+/// Whether backward is one sweep, the rows of a span, and the passes: between them all kernels run.
+const RUNS: [(bool, u32, [Pass; 2]); 4] = [
+    (false, PAIR, Pass::BOTH),
+    (true, PAIR, Pass::BOTH),
+    (true, PAIR, Pass::CHECKPOINTED),
+    (true, 2 * PAIR, Pass::CHECKPOINTED),
+];
 
 /// Cut in segments and, with checkpoints, in spans.
-fn prepare(gpu: &Gpu, problem: &Problem, sweep: bool) -> Attention {
-    let plan = gpu.engine.plan(problem).unwrap().with_sweep(sweep).with_span(256).with_segments(5, 5);
+fn prepare(gpu: &Gpu, problem: &Problem, sweep: bool, span_len: u32) -> Attention {
+    let plan = gpu.engine.plan(problem).unwrap().with_sweep(sweep).with_span(span_len).with_segments(5, 5);
     gpu.engine.prepare_plan(plan).unwrap()
 }
 
@@ -27,8 +33,8 @@ fn reruns_have_the_same_bits() {
     let _exclusive = exclusive();
     for problem in [SEED[0].problem(DType::Bf16), problem()] {
         let mut set = gpu.set(&problem, 0).unwrap();
-        for (sweep, passes) in RUNS {
-            let mut attention = prepare(gpu, &problem, sweep);
+        for (sweep, span_len, passes) in RUNS {
+            let mut attention = prepare(gpu, &problem, sweep, span_len);
             set.hold_checkpoints(attention.plan()).unwrap();
             let mut run = || {
                 set.poison().unwrap();
@@ -52,8 +58,8 @@ fn a_captured_graph_gives_the_same_bits() {
     let _exclusive = exclusive();
     let problem = problem();
     let mut set = gpu.set(&problem, 0).unwrap();
-    for (sweep, passes) in RUNS {
-        let mut attention = prepare(gpu, &problem, sweep);
+    for (sweep, span_len, passes) in RUNS {
+        let mut attention = prepare(gpu, &problem, sweep, span_len);
         set.hold_checkpoints(attention.plan()).unwrap();
         let enqueue = |attention: &mut _, set: &Set| {
             passes.into_iter().try_for_each(|pass| set.enqueue(attention, &gpu.stream, pass))
@@ -78,28 +84,36 @@ fn two_streams_with_an_attention_each() {
     let Some(gpu) = device() else { return };
     let _exclusive = exclusive();
     let problem = problem();
-    let expected = [0, 1].map(|seed| {
-        let set = gpu.set(&problem, seed).unwrap();
-        let mut attention = prepare(gpu, &problem, true);
-        for pass in Pass::BOTH {
-            set.enqueue(&mut attention, &gpu.stream, pass).unwrap();
-        }
-        gpu.stream.synchronize().unwrap();
-        set.bits().unwrap()
-    });
-    let streams = [0, 1].map(|_| Stream::new(StreamFlags::DEFAULT, None).unwrap());
-    let sets = [0, 1].map(|seed| gpu.set(&problem, seed).unwrap());
-    let mut attentions = [0, 1].map(|_| prepare(gpu, &problem, true));
-    for _ in 0..20 {
-        for pass in Pass::BOTH {
-            for i in [0, 1] {
-                sets[i].enqueue(&mut attentions[i], &streams[i], pass).unwrap();
+    for (sweep, span_len, passes) in RUNS {
+        let prepare = || prepare(gpu, &problem, sweep, span_len);
+        let set = |seed, attention: &Attention| {
+            let mut set = gpu.set(&problem, seed).unwrap();
+            set.hold_checkpoints(attention.plan()).unwrap();
+            set
+        };
+        let expected = [0, 1].map(|seed| {
+            let mut attention = prepare();
+            let set = set(seed, &attention);
+            for pass in passes {
+                set.enqueue(&mut attention, &gpu.stream, pass).unwrap();
+            }
+            gpu.stream.synchronize().unwrap();
+            set.bits().unwrap()
+        });
+        let streams = [0, 1].map(|_| Stream::new(StreamFlags::DEFAULT, None).unwrap());
+        let mut attentions = [0, 1].map(|_| prepare());
+        let sets = [0, 1].map(|seed| set(seed, &attentions[0]));
+        for _ in 0..20 {
+            for pass in passes {
+                for i in [0, 1] {
+                    sets[i].enqueue(&mut attentions[i], &streams[i], pass).unwrap();
+                }
             }
         }
-    }
-    for i in [0, 1] {
-        streams[i].synchronize().unwrap();
-        assert!(sets[i].bits().unwrap() == expected[i], "stream {i} gives other bits");
+        for i in [0, 1] {
+            streams[i].synchronize().unwrap();
+            assert!(sets[i].bits().unwrap() == expected[i], "{passes:?}: stream {i} gives other bits");
+        }
     }
 }
 
@@ -112,7 +126,7 @@ fn a_thread_without_a_context() {
     let set = gpu.set(&problem, 0).unwrap();
     std::thread::scope(|scope| {
         let run = || {
-            let mut attention = prepare(gpu, &problem, true);
+            let mut attention = prepare(gpu, &problem, false, PAIR);
             set.enqueue(&mut attention, &gpu.stream, Pass::Forward).unwrap();
             set.enqueue(&mut attention, &gpu.stream, Pass::Backward).unwrap();
             attention

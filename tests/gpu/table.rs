@@ -1,7 +1,7 @@
 //! The shared case table on the device.
 
 use lightning_attention::DType;
-use lightning_attention_kernels::variants::Arch;
+use lightning_attention_kernels::variants::{Arch, PAIR};
 
 use crate::common::cases::{self, Case};
 use crate::common::compare::Tolerance;
@@ -99,7 +99,9 @@ pinned! {
     portable_3_segments: Pinned { segments: Some(3), ..PORTABLE };
     each_1_segment: Pinned { segments: Some(1), ..EACH };
     each_2_segments: Pinned { segments: Some(2), ..EACH };
+    each_3_segments: Pinned { segments: Some(3), ..EACH };
     each_7_segments: Pinned { segments: Some(7), ..EACH };
+    each_1_sharer: Pinned { segments: Some(2), sharers: Some((1, 64)), ..EACH };
     each_2_sharers: Pinned { segments: Some(2), sharers: Some((2, 64)), ..EACH };
     each_3_sharers: Pinned { segments: Some(2), sharers: Some((3, 64)), ..EACH };
     each_wide: Pinned { segments: Some(2), sharers: Some((1, 128)), ..EACH };
@@ -107,9 +109,11 @@ pinned! {
     sweep: SWEEP;
     sweep_3_sharers: Pinned { sharers: Some((3, 64)), ..SWEEP };
     sweep_2_segments: Pinned { segments: Some(2), sharers: Some((2, 64)), ..SWEEP };
-    checkpoints: Pinned { span_len: Some(128), sharers: Some((1, 64)), ..PLANNED };
-    checkpoints_2_sharers: Pinned { span_len: Some(64), sharers: Some((2, 64)), ..PLANNED };
-    checkpoints_2_segments: Pinned { span_len: Some(256), segments: Some(2), sharers: Some((3, 64)), ..PLANNED };
+    pairs: Pinned { span_len: Some(PAIR), sharers: Some((1, 64)), ..PLANNED };
+    pairs_3_sharers: Pinned { span_len: Some(PAIR), sharers: Some((3, 64)), ..PLANNED };
+    pairs_2_segments: Pinned { span_len: Some(PAIR), segments: Some(2), sharers: Some((2, 64)), ..PLANNED };
+    spans_2_sharers: Pinned { span_len: Some(64), sharers: Some((2, 64)), ..PLANNED };
+    spans_2_segments: Pinned { span_len: Some(256), segments: Some(2), sharers: Some((3, 64)), ..PLANNED };
 }
 
 #[test]

@@ -145,7 +145,7 @@ impl Attention {
         &mut self,
         stream: &Stream,
         tensors: Forward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
-        checkpoints: &mut DeviceBuffer<f32>,
+        checkpoints: &mut DeviceBuffer<T::Storage>,
     ) -> Result<()> {
         // SAFETY: the views and the buffer are borrowed until the stream has passed the work.
         let enqueued = unsafe { self.forward_checkpointed(stream, tensors, checkpoints) };
@@ -161,7 +161,7 @@ impl Attention {
         &mut self,
         stream: &Stream,
         tensors: Backward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
-        checkpoints: &DeviceBuffer<f32>,
+        checkpoints: &DeviceBuffer<T::Storage>,
     ) -> Result<()> {
         // SAFETY: the views and the buffer are borrowed until the stream has passed the work.
         let enqueued = unsafe { self.backward_checkpointed(stream, tensors, checkpoints) };
@@ -179,9 +179,9 @@ impl Attention {
         &mut self,
         stream: &Stream,
         tensors: Forward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
-        checkpoints: &mut DeviceBuffer<f32>,
+        checkpoints: &mut DeviceBuffer<T::Storage>,
     ) -> Result<()> {
-        let checkpoints = self.checkpoint_region(checkpoints.as_device_ptr().as_raw(), Some(checkpoints.len()));
+        let checkpoints = self.checkpoint_region::<T>(checkpoints);
         // SAFETY: by this function's contract.
         unsafe { self.forward_regions(stream.as_inner(), forward_views(tensors), Some(checkpoints), true) }
     }
@@ -197,9 +197,9 @@ impl Attention {
         &mut self,
         stream: &Stream,
         tensors: Backward<DeviceView<'_, T>, DeviceViewMut<'_, T>>,
-        checkpoints: &DeviceBuffer<f32>,
+        checkpoints: &DeviceBuffer<T::Storage>,
     ) -> Result<()> {
-        let checkpoints = self.checkpoint_region(checkpoints.as_device_ptr().as_raw(), Some(checkpoints.len()));
+        let checkpoints = self.checkpoint_region::<T>(checkpoints);
         // SAFETY: by this function's contract.
         unsafe { self.backward_regions(stream.as_inner(), backward_views(tensors), Some(checkpoints), true) }
     }
@@ -232,7 +232,7 @@ impl Attention {
         tensors: Forward<RawTensor, RawTensor>,
         checkpoints: u64,
     ) -> Result<()> {
-        let checkpoints = self.checkpoint_region(checkpoints, None);
+        let checkpoints = self.raw_checkpoint_region(checkpoints);
         // SAFETY: by this function's contract.
         unsafe { self.forward_regions(stream, raw_forward(tensors), Some(checkpoints), self.check_pointers) }
     }
@@ -263,15 +263,19 @@ impl Attention {
         tensors: Backward<RawTensor, RawTensor>,
         checkpoints: u64,
     ) -> Result<()> {
-        let checkpoints = self.checkpoint_region(checkpoints, None);
+        let checkpoints = self.raw_checkpoint_region(checkpoints);
         // SAFETY: by this function's contract.
         unsafe { self.backward_regions(stream, raw_backward(tensors), Some(checkpoints), self.check_pointers) }
     }
 
-    /// Checkpoints at an address, of which so many values are there, if that is known.
-    fn checkpoint_region(&self, address: u64, len: Option<usize>) -> Region {
+    fn checkpoint_region<T: DeviceElement>(&self, checkpoints: &DeviceBuffer<T::Storage>) -> Region {
+        let (address, len) = (checkpoints.as_device_ptr().as_raw(), Some(checkpoints.len()));
+        Region { len, dtype: T::DTYPE, ..self.raw_checkpoint_region(address) }
+    }
+
+    fn raw_checkpoint_region(&self, address: u64) -> Region {
         let extent = Extent::contiguous(self.plan.checkpoint_shape(), Layout::Bhnd);
-        Region { address, len, dtype: DType::F32, extent }
+        Region { address, len: None, dtype: self.plan.problem().dtype, extent }
     }
 
     unsafe fn forward_regions(
@@ -401,7 +405,7 @@ struct MapCache {
 
 impl MapCache {
     /// Those of a forward and a backward pass, twice over.
-    const CAPACITY: usize = 32;
+    const CAPACITY: usize = 48;
 
     fn new(encoder: Option<TensorMapEncoder>, dtype: DType) -> Self {
         MapCache { encoder, dtype, made: Vec::with_capacity(Self::CAPACITY), oldest: 0 }

@@ -2,11 +2,11 @@
 //!
 //! A launch runs in waves of as many blocks as the device holds. A wave takes a ramp, then for each chunk of a segment
 //! the longest of what a block computes, what device memory gives and what L2 gives. The constants were fitted to a grid of
-//! shapes and pinned schedules, `benches/records/h200/plan.csv`; `tests/plan.rs` holds the choices against it.
+//! shapes and pinned schedules, `benches/records/h200/plan.csv`; `tests/plan` holds the choices against it.
 
-use lightning_attention_kernels::variants::{Arch, CHUNK, Op, SLAB, Variant};
+use lightning_attention_kernels::variants::{Arch, CHUNK, Op, PAIR, SLAB, Variant};
 
-use super::{Device, Role, Schedule, find, state_len, tile};
+use super::{Device, Role, Schedule, find, gradients, state_len, tile};
 use crate::Problem;
 
 /// Launching a kernel after another.
@@ -43,6 +43,9 @@ fn chunk_time(variant: &Variant) -> ChunkTime {
         (Op::Gradients, _, _, 64) => Shared { state_us: 0.45, output_us: 1.60 },
         (Op::Gradients, _, 64, _) => Shared { state_us: 0.60, output_us: 2.20 },
         (Op::Gradients, _, _, _) => Shared { state_us: 1.30, output_us: 3.20 },
+        (Op::PairedGradients, _, 64, 64) => Shared { state_us: 0.30, output_us: 1.10 },
+        (Op::PairedGradients, _, _, 64) => Shared { state_us: 0.45, output_us: 1.75 },
+        (Op::PairedGradients, _, _, _) => Shared { state_us: 0.60, output_us: 2.40 },
         (Op::ChunkOutput, Arch::Sm90, 64, 64) => Shared { state_us: 0.23, output_us: 0.45 },
         (Op::ChunkOutput, Arch::Sm90, _, 64) => Shared { state_us: 0.52, output_us: 0.39 },
         (Op::ChunkOutput, Arch::Sm90, 64, _) => Shared { state_us: 0.41, output_us: 0.72 },
@@ -116,6 +119,7 @@ pub(super) fn cost(
         sharers: [1; 3],
         value_tiles: [SLAB; 3],
         sweep: None,
+        paired: false,
         workspace_bytes: 0,
         predicted_us: 0.0,
         uncut_us: 0.0,
@@ -179,6 +183,7 @@ pub(super) fn sweep_cost(
         sharers: [sharers; 3],
         value_tiles: [tile(problem.head_dim), tile(problem.head_dim), tile(problem.value_dim)],
         sweep: Some(span_len.unwrap_or(segment_len)),
+        paired: is_paired(problem, span_len),
         workspace_bytes: 0,
         predicted_us,
         uncut_us: predicted_us,
@@ -190,11 +195,16 @@ pub(super) fn sweep_cost(
         schedule.uncut_us = sweep_cost(problem, device, 1, None, span_len).predicted_us;
     }
     // Where a block walks several spans, it puts G aside while it is in one.
-    if span_len.is_some_and(|span_len| span_len < segment_len) {
+    if !schedule.paired && span_len.is_some_and(|span_len| span_len < segment_len) {
         let blocks = model.sequences * (model.segments * sharers) as usize;
         schedule.workspace_bytes += blocks * state_len(problem) * 4;
     }
     schedule
+}
+
+/// Whether a sweep from such checkpoints loads every chunk once: where two chunks of all inputs fit a block.
+fn is_paired(problem: &Problem, span_len: Option<u32>) -> bool {
+    span_len == Some(PAIR) && tile(problem.head_dim) + tile(problem.value_dim) <= 192
 }
 
 impl Schedule {
@@ -207,7 +217,8 @@ impl Schedule {
     /// The schedule of a forward pass that stores checkpoints besides.
     pub(super) fn with_checkpoints(self, problem: &Problem, span_len: u32) -> Self {
         let rows = (problem.batch * problem.heads * problem.seq_len) as f64;
-        let us = rows / f64::from(span_len) * (state_len(problem) * 4) as f64 / MEMORY_BYTES_PER_US;
+        let bytes = state_len(problem) * problem.dtype.size();
+        let us = rows / f64::from(span_len) * bytes as f64 / MEMORY_BYTES_PER_US;
         Schedule { predicted_us: self.predicted_us + us, uncut_us: self.uncut_us + us, ..self }
     }
 }
@@ -302,26 +313,34 @@ impl<'a> Model<'a> {
         self.launch_us(variant, blocks, sharers, memory_bytes, l2_bytes)
     }
 
-    /// The gradient kernel.
+    /// The gradient kernels.
     fn sweep_us(&self, sharers: u32, span_len: Option<u32>) -> f64 {
-        let &Problem { dtype, head_dim, value_dim, .. } = self.problem;
-        let variant = find(Op::Gradients, Arch::Sm90, dtype, tile(head_dim), tile(value_dim));
+        let paired = is_paired(self.problem, span_len);
+        let variant = gradients(self.problem, paired);
         let blocks = self.sequences * (self.segments * sharers) as usize;
-        let (d, e, shares) = (head_dim as f64, value_dim as f64, f64::from(sharers));
-        let (inputs, outputs) = (2.0 * d + 2.0 * e, 2.0 * d + e);
-        // Of its own chunks all, and what G takes of the others. With checkpoints what is read twice is read from L2 once.
-        let checkpoint = span_len.map_or(0.0, |span_len| 2.0 * (state_len(self.problem) as f64) / f64::from(span_len));
-        let again = if span_len.is_some() { 0.0 } else { d + 2.0 * e };
-        let memory_bytes = 2.0 * (inputs + outputs + again + checkpoint) / shares;
-        let forward = if span_len.is_some() { (d + 2.0 * e) / shares } else { d + e + e / shares };
-        let l2_bytes = 2.0 * (forward + d + e + (d + e + outputs + checkpoint) / shares);
-        let span_us = span_len.map_or(0.0, |span_len| {
-            SPAN_US_PER_BYTE * (state_len(self.problem) * 4) as f64 / f64::from(span_len / CHUNK)
-        });
+        let (d, e) = (self.problem.head_dim as f64, self.problem.value_dim as f64);
+        let (shares, state) = (f64::from(sharers), state_len(self.problem) as f64);
+        let checkpoint = span_len.map_or(0.0, |span_len| state / f64::from(span_len));
+        // Elements of a row of the block's own chunks: what it reads first and writes, and what it reads again forward.
+        let own = 2.0 * d + 2.0 * e + 2.0 * d + e + checkpoint;
+        let again = if paired { 0.0 } else { d + 2.0 * e };
+        // What states take of the others' rows: Q and dO for G, K and V for S where a segment is one span.
+        let others = if span_len.is_some() { d + e } else { 2.0 * (d + e) };
+        // With checkpoints what is read twice is read from L2 once.
+        let memory_bytes = 2.0 * (own + if span_len.is_some() { 0.0 } else { again }) / shares;
+        let l2_bytes = 2.0 * ((own + again) / shares + others * (1.0 - 1.0 / shares));
+        let span_us = span_len
+            .filter(|_| !paired)
+            .map_or(0.0, |span_len| SPAN_US_PER_BYTE * state * 4.0 / f64::from(span_len / CHUNK));
         let ChunkTime::Shared { state_us, output_us } = chunk_time(variant) else {
             unreachable!("sweeps share segments")
         };
-        let states = if span_len.is_some() { 1.0 + 1.0 / shares } else { 2.0 };
+        // S is carried through all chunks, through one's own, or not at all.
+        let states = match span_len {
+            None => 2.0,
+            Some(_) if paired => 1.0,
+            Some(_) => 1.0 + 1.0 / shares,
+        };
         let l2_bytes = l2_bytes * L2_BYTES_PER_US / SWEEP_L2_BYTES_PER_US;
         let chunk_us = states * state_us + (output_us + span_us) / shares;
         self.waves_us(variant, blocks, memory_bytes, l2_bytes, |_| chunk_us)

@@ -1,11 +1,9 @@
 //! Plan + tensors → launches.
 
-use lightning_attention_kernels::abi::{
-    Application, MAPS_PER_APPLICATION, MAX_APPLICATIONS, Params, Rows, TensorMapSource,
-};
+use lightning_attention_kernels::abi::{Application, MAPS_PER_APPLICATION, MAX_MAPS, Params, Rows, TensorMapSource};
 use lightning_attention_kernels::variants::{Arch, CHUNK, Op, SCAN_ELEMENTS, SLAB, Variant};
 
-use super::{Checkpoints, Plan, Schedule, find, tile};
+use super::{Checkpoints, Plan, Schedule, find, gradients, tile};
 use crate::problem::Region;
 use crate::view::{Backward, Forward};
 
@@ -18,15 +16,15 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Its argument.
     pub params: Params,
-    tensor_maps: [TensorMapSource; MAPS_PER_APPLICATION * MAX_APPLICATIONS],
-    operations: usize,
+    tensor_maps: [TensorMapSource; MAX_MAPS],
+    num_maps: usize,
 }
 
 impl Launch {
-    /// The tensors that kernels of [`Arch::Sm90`] take as tensor maps, those of each application in turn.
+    /// The tensors that kernels of [`Arch::Sm90`] take as tensor maps, those of each application in turn, then the checkpoints if there
+    /// are any.
     pub fn tensor_maps(&self) -> &[TensorMapSource] {
-        let operations = if self.variant.arch == Arch::Sm90 { self.operations } else { 0 };
-        &self.tensor_maps[..MAPS_PER_APPLICATION * operations]
+        &self.tensor_maps[..if self.variant.arch == Arch::Sm90 { self.num_maps } else { 0 }]
     }
 }
 
@@ -221,11 +219,14 @@ impl Pass<'_> {
             sharers,
             ..Params::default()
         };
+        let mut tensor_maps = [TensorMapSource::default(); MAX_MAPS];
+        let mut num_maps = MAPS_PER_APPLICATION * operations.len();
         if let Some(checkpoints) = self.checkpoints {
             (params.checkpoints, params.span_len) = (self.aux.checkpoints, checkpoints.span_len);
             params.num_spans = params.seq_len.div_ceil(checkpoints.span_len);
+            tensor_maps[num_maps] = self.checkpoint_map(params.num_spans);
+            num_maps += 1;
         }
-        let mut tensor_maps = [TensorMapSource::default(); MAPS_PER_APPLICATION * MAX_APPLICATIONS];
         for (index, operation) in operations.iter().enumerate() {
             params.applications[index] = operation.application;
             tensor_maps[MAPS_PER_APPLICATION * index..][..MAPS_PER_APPLICATION].copy_from_slice(&operation.maps);
@@ -236,10 +237,27 @@ impl Pass<'_> {
             Op::ChunkState => sequences * params.slabs * (params.segments - 1),
             Op::StateScan => sequences * (params.state_len / SCAN_ELEMENTS),
             Op::ChunkOutput => sequences * params.slabs * params.segments * sharers,
-            Op::Gradients => sequences * params.segments * sharers,
+            Op::Gradients | Op::PairedGradients => sequences * params.segments * sharers,
         };
-        let layers = if variant.op == Op::Gradients { 1 } else { operations.len() as u32 };
-        Launch { variant, grid: [blocks, layers, 1], params, tensor_maps, operations: operations.len() }
+        let layers = match variant.op {
+            Op::Gradients | Op::PairedGradients => 1,
+            _ => operations.len() as u32,
+        };
+        Launch { variant, grid: [blocks, layers, 1], params, tensor_maps, num_maps }
+    }
+
+    /// The checkpoints as the copy engine sees them: panels of 64 by 64 of each span of each sequence.
+    fn checkpoint_map(&self, num_spans: u32) -> TensorMapSource {
+        let problem = &self.plan.problem;
+        let row = 64 * problem.dtype.size() as u64;
+        let rows = self.state_len() / 64;
+        let state = row * u64::from(rows);
+        TensorMapSource {
+            address: self.aux.checkpoints,
+            dims: [64, rows, num_spans, (problem.batch * problem.heads) as u32],
+            strides: [row, state, state * u64::from(num_spans)],
+            box_rows: 64,
+        }
     }
 
     /// F4 and F5: the states that enter each segment.
@@ -256,8 +274,7 @@ impl Pass<'_> {
     /// B8: dq, dk and dv in one sweep.
     fn push_sweep(&self, launches: &mut Launches, operations: &[Operation], span_len: u32) {
         let problem = &self.plan.problem;
-        let tiles = (tile(problem.head_dim), tile(problem.value_dim));
-        let variant = find(Op::Gradients, Arch::Sm90, problem.dtype, tiles.0, tiles.1);
+        let variant = gradients(problem, self.schedule.paired);
         let mut launch = self.launch(variant, operations, self.schedule.sharers[0]);
         let states = self.schedule.state_bytes(problem, if self.checkpoints.is_some() { 1 } else { 2 });
         launch.params.slabs = 1;

@@ -6,7 +6,7 @@ mod launches;
 use core::fmt;
 
 use lightning_attention_kernels::abi::MAX_APPLICATIONS;
-use lightning_attention_kernels::variants::{Arch, CHUNK, ElementType, Op, SLAB, VARIANTS, Variant};
+use lightning_attention_kernels::variants::{Arch, CHUNK, ElementType, Op, PAIR, SLAB, VARIANTS, Variant};
 
 use crate::problem::Region;
 use crate::view::DType;
@@ -55,6 +55,8 @@ pub struct Schedule {
     pub value_tiles: [u32; MAX_APPLICATIONS],
     /// Rows of a span, where one sweep makes dq, dk and dv (`docs/algorithm.md`, B8); else each output has a kernel of its own.
     pub sweep: Option<u32>,
+    /// Whether the sweep loads every chunk once for all three (B9): from checkpoints every [`PAIR`] rows, dims up to 128 and 64.
+    pub paired: bool,
     /// f32 states kept between the kernels of the pass or within one, bytes.
     pub workspace_bytes: usize,
     /// What the cost model expects, microseconds on an H200.
@@ -63,7 +65,7 @@ pub struct Schedule {
     pub uncut_us: f64,
 }
 
-/// States that a forward pass stores so that backward need not read any input from device memory twice.
+/// States that a forward pass stores, rounded to the element type, so that backward need not make them again.
 ///
 /// Plans have none unless [`Plan::with_span`] asks for them, which takes a GPU of [`Arch::Sm90`] and sequences longer than a span.
 /// Without, the checkpointed passes are the plain ones and need no memory, so that callers may always use that pair.
@@ -71,7 +73,7 @@ pub struct Schedule {
 pub struct Checkpoints {
     /// Rows between two checkpoints; see [`Plan::default_span`].
     pub span_len: u32,
-    /// f32 states `[batch·heads, ⌈N / span_len⌉, D, E]`, dims padded to multiples of 64, bytes.
+    /// States `[batch·heads, ⌈N / span_len⌉, D / 64, E, 64]` of the problem's element type, dims padded to multiples of 64, bytes.
     pub bytes: usize,
     /// How the forward pass runs that stores them.
     pub forward: Schedule,
@@ -118,33 +120,36 @@ impl Plan {
         };
         let (forward, backward) = (best(&FORWARD), best(&BACKWARD));
         let plan = Plan { problem: problem.clone(), device, forward, backward, checkpoints: None };
-        let Some(checkpoints) = plan.with_span(Plan::default_span(problem)).checkpoints else { return Ok(plan) };
+        if !SWEEPS {
+            return Ok(plan);
+        }
+        let plan = plan.with_span(Plan::default_span(problem));
         let us = |forward: &Schedule, backward: &Schedule| forward.predicted_us + backward.predicted_us;
-        let pays = SWEEPS && us(&checkpoints.forward, &checkpoints.backward) < us(&plan.forward, &plan.backward);
-        Ok(Plan { checkpoints: pays.then_some(checkpoints), ..plan })
+        let pays = |c: &Checkpoints| us(&c.forward, &c.backward) < us(&plan.forward, &plan.backward);
+        Ok(if plan.checkpoints.as_ref().is_some_and(pays) { plan } else { plan.without_checkpoints() })
     }
 
     /// The plan with checkpoints every `span_len` rows, rounded up to whole chunks. Without any where there
     /// are no kernels for them or but one span.
-    pub fn with_span(&self, span_len: u32) -> Self {
+    pub fn with_span(mut self, span_len: u32) -> Self {
         let span_len = span_len.clamp(1, 1 << 30).next_multiple_of(CHUNK);
         let problem = &self.problem;
         let spans = problem.seq_len.div_ceil(span_len as usize);
         let runs = spans > 1 && families(problem, &self.device).contains(&Arch::Sm90);
-        let checkpoints = runs.then(|| Checkpoints {
+        self.checkpoints = runs.then(|| Checkpoints {
             span_len,
-            bytes: problem.batch * problem.heads * spans * state_len(problem) * 4,
+            bytes: problem.batch * problem.heads * spans * state_len(problem) * problem.dtype.size(),
             forward: schedule(problem, &self.device, Arch::Sm90, &FORWARD).with_checkpoints(problem, span_len),
             backward: sweep(problem, &self.device, Some(span_len)),
         });
-        Plan { checkpoints, ..self.clone() }
+        self
     }
 
-    /// Rows between two checkpoints unless they are pinned: the least power of two that keeps the checkpoints below a fifth of q, k,
-    /// v and o.
+    /// Rows between two checkpoints unless they are pinned: the least power of two, from 128 on, that keeps the checkpoints below a
+    /// fifth of q, k, v and o.
     pub fn default_span(problem: &Problem) -> u32 {
-        let row_bytes = 2 * (problem.head_dim + problem.value_dim) * problem.dtype.size();
-        (state_len(problem) * 4 * 5).div_ceil(row_bytes).next_power_of_two().max(CHUNK as usize) as u32
+        let row_elements = 2 * (problem.head_dim + problem.value_dim);
+        (state_len(problem) * 5).div_ceil(row_elements).next_power_of_two().max(PAIR as usize) as u32
     }
 
     /// The plan without checkpoints: the checkpointed passes are the plain ones.
@@ -233,7 +238,7 @@ impl Plan {
         self.checkpoints.map_or(0, |checkpoints| checkpoints.bytes)
     }
 
-    /// Checks the memory of the checkpoints, f32, beside the tensors of a forward pass that writes them, all of them, or of a backward
+    /// Checks the memory of the checkpoints, of the problem's element type, beside the tensors of a forward pass that writes them, all of them, or of a backward
     /// pass that reads them, the written ones. No checkpoints need no memory.
     ///
     /// # Errors
@@ -247,7 +252,7 @@ impl Plan {
         if self.checkpoints.is_none() {
             return Ok(());
         }
-        region.check("checkpoints", self.checkpoint_shape(), DType::F32, ROW_ALIGNMENT)?;
+        region.check("checkpoints", self.checkpoint_shape(), self.problem.dtype, ROW_ALIGNMENT)?;
         for &(tensor, ref other) in tensors {
             if region.overlaps(other) {
                 let (output, other) = if is_written { ("checkpoints", tensor) } else { (tensor, "checkpoints") };
@@ -259,7 +264,7 @@ impl Plan {
 
     /// The checkpoints as one row.
     pub(crate) fn checkpoint_shape(&self) -> [usize; 4] {
-        [1, 1, 1, self.checkpoint_bytes() / size_of::<f32>()]
+        [1, 1, 1, self.checkpoint_bytes() / self.problem.dtype.size()]
     }
 
     /// The schedules of all passes.
@@ -288,8 +293,7 @@ impl Plan {
                 push(find(Op::StateScan, Arch::Sm80, dtype, 0, 0));
             }
             if schedule.sweep.is_some() {
-                let tiles = (tile(self.problem.head_dim), tile(self.problem.value_dim));
-                push(find(Op::Gradients, Arch::Sm90, dtype, tiles.0, tiles.1));
+                push(gradients(&self.problem, schedule.paired));
                 continue;
             }
             for (role, &value_tile) in roles.iter().zip(&schedule.value_tiles) {
@@ -324,6 +328,7 @@ impl fmt::Display for Plan {
                     let (sharers, value_tiles) = (&s.sharers[..roles.len()], &s.value_tiles[..roles.len()]);
                     write!(f, "{sharers:?} sharing slabs of {value_tiles:?}")?;
                 }
+                Some(_) if s.paired => write!(f, "{} sharing one sweep by pairs of chunks", s.sharers[0])?,
                 Some(span_len) => write!(f, "{} sharing one sweep in spans of {span_len}", s.sharers[0])?,
             }
             let Schedule { predicted_us, uncut_us, workspace_bytes, .. } = s;
@@ -386,6 +391,12 @@ fn element(dtype: DType) -> Option<ElementType> {
 /// The tile that holds `dim` columns.
 fn tile(dim: usize) -> u32 {
     (dim as u32).next_multiple_of(SLAB)
+}
+
+/// The gradient kernel of a problem.
+fn gradients(problem: &Problem, paired: bool) -> &'static Variant {
+    let op = if paired { Op::PairedGradients } else { Op::Gradients };
+    find(op, Arch::Sm90, problem.dtype, tile(problem.head_dim), tile(problem.value_dim))
 }
 
 fn find(op: Op, arch: Arch, dtype: DType, key_tile: u32, value_tile: u32) -> &'static Variant {

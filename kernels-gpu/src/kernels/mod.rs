@@ -94,6 +94,15 @@ macro_rules! body {
     (Gradients, Sm90, $element:ident, $d:literal, $e:literal, $stages:literal) => {
         gradients::sm90::gradients::<crate::element::$element, $d, $e, $stages>
     };
+    (PairedGradients, Sm90, $element:ident, $d:literal, $e:literal, $stages:literal) => {
+        gradients::paired::paired_gradients::<
+            crate::element::$element,
+            $d,
+            $e,
+            $stages,
+            { crate::variants::kv_stages($d, $e) },
+        >
+    };
     (StateScan, Sm80, $element:ident, $d:literal, $e:literal, $stages:literal) => {
         state_scan::state_scan
     };

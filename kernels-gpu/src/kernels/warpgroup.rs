@@ -4,6 +4,7 @@
 //! Of 64 rows a warp has 16; lane `l` holds columns `8 j + 2 (l % 4)` and `+1` of rows `l / 4` (values `4 j`, `4 j + 1`) and
 //! `l / 4 + 8` (values `4 j + 2`, `4 j + 3`).
 
+use crate::abi::Params;
 use crate::decay::Decay;
 use crate::device::{
     ld_global_f32, ld_global_f32x4, ld_shared_f32, ldmatrix_x4, ldmatrix_x4_trans, prefetch_global_l2, st_global_f32x4,
@@ -11,7 +12,7 @@ use crate::device::{
 };
 use crate::element::Element;
 use crate::tile::descriptor::Descriptor;
-use crate::tile::shared::{BlockAddress, PANEL_BYTES};
+use crate::tile::shared::{BlockAddress, PANEL_BYTES, ROW_BYTES};
 use crate::tile::unroll;
 use crate::variants::{CHUNK, DECAY_TABLE_BYTES};
 
@@ -242,6 +243,58 @@ impl StatePlace {
     }
 }
 
+/// A state that a forward pass stored: Sᵀ rounded, as it lay in shared memory but not swizzled, panels `[E, 64]` of 16-bit elements.
+#[derive(Clone, Copy)]
+pub struct Checkpoint(u64);
+
+impl Checkpoint {
+    /// The one that enters a span of a sequence.
+    #[inline(always)]
+    pub fn new(params: &Params, sequence: u32, span: u32) -> Self {
+        let at = sequence as usize * params.num_spans as usize + span as usize;
+        Checkpoint(params.checkpoints + (at * params.state_len as usize * size_of::<u16>()) as u64)
+    }
+
+    #[inline(always)]
+    fn element<const E: u32>(self, panel: u32, row: u32, col: u32) -> *const f32 {
+        (self.0 as *const f32).wrapping_byte_add(((panel * E + row) * ROW_BYTES + 2 * col) as usize)
+    }
+
+    /// Loads `D` columns of this warp's 16 rows, `row …`.
+    ///
+    /// # Safety
+    /// The checkpoint can be read.
+    #[inline(always)]
+    pub unsafe fn load<T: Element, const D: u32, const E: u32>(self, s: &mut Rows, row: u32, lane: u32) {
+        let first = Checkpoint(self.element::<E>(0, row + lane / 4, 2 * (lane % 4)) as u64);
+        unroll!(P in 2 {
+            unroll!(J in 8 {
+                unroll!(H in 2 {
+                    if (P as u32) < D / 64 {
+                        // SAFETY: the caller's contract.
+                        let pair = unsafe { ld_global_f32(first.element::<E>(P as u32, 8 * H as u32, 8 * J as u32)) };
+                        let [lo, hi] = T::unpack(pair.to_bits());
+                        s[32 * P + 4 * J + 2 * H] = lo;
+                        s[32 * P + 4 * J + 2 * H + 1] = hi;
+                    }
+                });
+            });
+        });
+    }
+
+    /// Asks for 64 rows, `row …`, ahead of time: a line for each thread.
+    ///
+    /// # Safety
+    /// The checkpoint is there.
+    #[inline(always)]
+    pub unsafe fn prefetch<const D: u32, const E: u32>(self, row: u32, thread: u32) {
+        if thread < D {
+            // SAFETY: the caller's contract.
+            unsafe { prefetch_global_l2(self.element::<E>(thread / 64, row + thread % 64, 0)) };
+        }
+    }
+}
+
 /// 64 rows of a state in global memory as the threads hold them: four values of each thread of a warpgroup, and again.
 /// Only these functions know the order.
 #[derive(Clone, Copy)]
@@ -274,7 +327,7 @@ impl SavedRows {
     /// Restores `D` columns.
     ///
     /// # Safety
-    /// The rows were saved by a kernel before, or by this thread.
+    /// This thread saved the rows.
     #[inline(always)]
     pub unsafe fn restore<const D: u32>(self, s: &mut Rows) {
         unroll!(P in 2 {
@@ -288,22 +341,6 @@ impl SavedRows {
                     });
                 }
             });
-        });
-    }
-
-    /// Asks for the rows ahead of time.
-    ///
-    /// # Safety
-    /// The rows are there.
-    #[inline(always)]
-    pub unsafe fn prefetch<const D: u32>(self, thread: u32) {
-        // A line of 32 values for each thread and 64 columns.
-        let line = self.0.wrapping_add(28 * thread as usize);
-        unroll!(P in 2 {
-            if (P as u32) < D / 64 {
-                // SAFETY: the caller's contract.
-                unsafe { prefetch_global_l2(line.wrapping_add(128 * 32 * P)) };
-            }
         });
     }
 }
@@ -393,14 +430,15 @@ impl Masks {
     }
 }
 
-/// Powers of a head's decay in shared memory, where they cost no registers: c λ^d for distances d from -64 to 64, 0 where d < 0,
-/// the same for -d, then λ^{63-r} of the rows r of a chunk, and λ^r.
+/// Powers of a head's decay in shared memory, where they cost no registers: c λ^d for distances d from -64 to 128, 0 where d < 0,
+/// then for -d from -64 to 64 the same, λ^{63-r} of the rows r of a chunk, and λ^r.
 #[derive(Clone, Copy)]
 pub struct DecayTable(pub u32);
 
 impl DecayTable {
-    const DISTANCES: u32 = 2 * CHUNK + 1;
-    const ROWS: u32 = 2 * Self::DISTANCES;
+    /// Forward, within a chunk and to the one before.
+    const DISTANCES: u32 = 3 * CHUNK + 1;
+    const ROWS: u32 = Self::DISTANCES + 2 * CHUNK + 1;
 
     /// Fills the table.
     ///
@@ -448,6 +486,7 @@ impl DecayTable {
 }
 
 /// Where a lane's [`Masks`] lie in a [`DecayTable`].
+#[derive(Clone, Copy)]
 pub struct TableMasks {
     /// Of distance 0 of this lane's first row and first column.
     distance: u32,
@@ -456,6 +495,18 @@ pub struct TableMasks {
 }
 
 impl TableMasks {
+    /// Forward, with the M of columns a chunk before the rows.
+    #[inline(always)]
+    pub fn of_chunk_before(&self) -> Self {
+        TableMasks { distance: self.distance + 4 * CHUNK, ..*self }
+    }
+
+    /// Forward, with the Λ of a state that entered the chunk before.
+    #[inline(always)]
+    pub fn of_state_before(&self) -> Self {
+        TableMasks { lambda: self.lambda + 4 * CHUNK, ..*self }
+    }
+
     /// Loads them.
     #[inline(always)]
     pub fn load(&self) -> Masks {
@@ -473,6 +524,7 @@ impl TableMasks {
         // SAFETY: the table is filled, and holds all distances within a chunk.
         unsafe { [ld_shared_f32(at), ld_shared_f32(at.wrapping_sub(4))] }
     }
+
     #[inline(always)]
     fn lambda(&self) -> [f32; 2] {
         // SAFETY: as above.

@@ -25,8 +25,8 @@
 //! begins before the first row must be kept from it (an illegal instruction).
 
 use super::super::warpgroup::{
-    Masks, SavedRows, StatePlace, WARPS, enqueue_scores, enqueue_values, load_fragments, load_scaled_columns, product,
-    row_decay, step, store_rounded, update_state, wait,
+    Masks, StatePlace, WARPS, enqueue_scores, enqueue_values, load_fragments, load_scaled_columns, product, row_decay,
+    step, store_rounded, update_state, wait,
 };
 use super::super::{WorkItem, application, div_rem, head_decay};
 use super::FEW_ROWS;
@@ -76,6 +76,8 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const E: u32, const STAGES:
         backwards: app.y.row_stride < 0,
         seq_len: params.seq_len,
         item,
+        span_chunks: if params.checkpoints != 0 { params.span_len / CHUNK } else { 0 },
+        state_rows: params.state_len / D,
     };
     let (states, outputs) = (Block::<D, E, STAGES>::STATES, Block::<D, E, STAGES>::OUTPUTS);
     // SAFETY: before anything else, and a barrier follows.
@@ -127,6 +129,10 @@ struct Block<const D: u32, const E: u32, const STAGES: u32> {
     backwards: bool,
     seq_len: u32,
     item: WorkItem,
+    /// Chunks between two checkpoints, if this launch stores any; else 0.
+    span_chunks: u32,
+    /// Rows of a panel of the whole Sᵀ.
+    state_rows: u32,
 }
 
 impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
@@ -243,15 +249,6 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
             unsafe { load_scaled_columns::<T>(panel, warp, lane, |k| row_decay[k]) }
         };
 
-        // Chunks until the next checkpoint, or so many that there is none.
-        let span_chunks = params.span_len / CHUNK;
-        let (mut span, mut until_checkpoint) = (0, u32::MAX);
-        if params.checkpoints != 0 && self.item.share == 0 {
-            let (before, inside) = div_rem(self.item.first_row / CHUNK, span_chunks);
-            span = if inside == 0 { before } else { before + 1 };
-            until_checkpoint = if inside == 0 { 0 } else { span_chunks - inside };
-        }
-
         let mut yz = self.yz.at(0);
         // SAFETY: the first filling.
         unsafe { yz.wait_full() };
@@ -259,17 +256,6 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
         let (mut chunk, mut own, mut until_own) = (0, 0, self.item.share);
         while chunk < self.num_chunks {
             let publish = until_own == 0;
-            // What of the sharers is first leaves the states for backward.
-            if until_checkpoint == 0 {
-                let at = self.item.sequence as usize * params.num_spans as usize + span as usize;
-                let state = params.checkpoints + (at * params.state_len as usize * size_of::<f32>()) as u64;
-                let block = self.item.slab * Self::STATES + index;
-                // SAFETY: the host has made room for a state of each span.
-                unsafe { SavedRows::new::<D>(state, block, thread).save::<D>(&s) };
-                span += 1;
-                until_checkpoint = span_chunks;
-            }
-            until_checkpoint -= 1;
             if publish {
                 let slot = self.s.at(own);
                 // SAFETY: the slot is free; each warp stores its own 16 rows and says so.
@@ -311,6 +297,33 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
         }
     }
 
+    /// Stores the published state that enters a chunk, if it enters a span: what was waited for is there for the copy engine too.
+    #[inline(always)]
+    fn store_checkpoint(&self, chunk: u32, state: u32, one_thread: bool) -> bool {
+        if self.span_chunks == 0 {
+            return false;
+        }
+        let (span, inside) = div_rem(self.item.first_row / CHUNK + chunk, self.span_chunks);
+        if inside == 0 {
+            // After those of the only application.
+            let map = self.maps.wrapping_add(MAPS_PER_APPLICATION);
+            let policy = createpolicy_evict_first();
+            unroll!(P in 4 {
+                // Panels of 64 columns, in boxes of 64 rows.
+                let (panel, block) = (P as u32 / Self::STATES, P as u32 % Self::STATES);
+                let row = panel * self.state_rows + self.item.slab * E + 64 * block;
+                let at = [0, row as i32, span as i32, self.item.sequence as i32];
+                let exists = (P as u32) < Self::PANELS * Self::STATES;
+                // SAFETY: the state is published, and its slot is not freed before it is read.
+                unsafe {
+                    cp_async_bulk_tensor_store_if(map, at, state + P as u32 * PANEL_BYTES, policy, exists && one_thread);
+                }
+            });
+            cp_async_bulk_commit_group();
+        }
+        inside == 0
+    }
+
     /// Computes this block's chunks (F2), or every second of them.
     #[inline(always)]
     unsafe fn output<T: Element>(&self, scale: f32, decay: Decay, index: u32, thread: u32) {
@@ -339,6 +352,7 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
             // O = X S
             // SAFETY: as above.
             unsafe { s_slot.wait_full() };
+            let stores_checkpoint = self.store_checkpoint(chunk, s_slot.address, warp == 0 && elected);
             wgmma_fence();
             let s = Descriptor::new(s_slot.address);
             unroll!(K in 8 {
@@ -360,6 +374,9 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
                 keep_alive(&x[0], self.scratch);
                 if D == 128 {
                     keep_alive(&x[1], self.scratch);
+                }
+                if stores_checkpoint {
+                    cp_async_bulk_wait_group_read::<0>();
                 }
                 // One lane speaks for what all have read.
                 syncwarp();

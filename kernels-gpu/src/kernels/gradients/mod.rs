@@ -10,5 +10,7 @@
 //! with `Λ← = diag(λ^{64-j})`, `K̄← = diag(λ^j)`, and `G` here without its factor `c`. K, V and dO are read twice, but the second time
 //! they are still in L2 where spans are short. Without checkpoints a segment is one span.
 
+mod output;
+pub mod paired;
 pub mod sm90;
 mod walk;

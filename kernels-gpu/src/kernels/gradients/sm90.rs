@@ -18,29 +18,28 @@
 //! | ring of 2: Sᵀ or Gᵀ `[E, D]` | `4 D E` |
 //! | dQ, dK or dV of each output warpgroup | `128 max(D, E)` each |
 //! | barriers, scratch | 256 |
-//! | powers of λ | 1552 |
+//! | powers of λ | 1808 |
 //!
 //! Chunks are counted from the first row, so the copy engine never begins before a tensor; rows and columns outside read
 //! as zero and are not written.
 
 use super::super::chunk_output::FEW_ROWS;
 use super::super::warpgroup::{
-    DecayTable, Rows, SavedRows, StatePlace, TableMasks, WARPS, enqueue_scores, enqueue_values, load_fragments,
-    load_scaled_columns, product, step, store_rounded, update_state, wait,
+    Checkpoint, DecayTable, Rows, SavedRows, StatePlace, TableMasks, WARPS, load_scaled_columns, store_rounded,
+    update_state, wait,
 };
 use super::super::{WorkItem, div_rem, head_decay};
+use super::output::{Operands, Output, map};
 use super::walk::{Visit, Walk};
-use crate::abi::{MAPS_PER_APPLICATION, Params, TensorMap};
+use crate::abi::{Params, TensorMap};
 use crate::decay::Decay;
 use crate::device::{
-    block_idx_x, cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if,
-    cp_async_bulk_wait_group, cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal,
-    dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if,
-    opaque, setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp, thread_idx_x, wgmma_commit_group, wgmma_fence,
-    wgmma_wait_group,
+    block_idx_x, cp_async_bulk_tensor_load_if, cp_async_bulk_wait_group, createpolicy_evict_first,
+    createpolicy_evict_normal, dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive,
+    mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp,
+    thread_idx_x,
 };
 use crate::element::Element;
-use crate::tile::descriptor::Descriptor;
 use crate::tile::pipeline::Ring;
 use crate::tile::shared::{PANEL_BYTES, ROW_BYTES};
 use crate::tile::unroll;
@@ -56,27 +55,11 @@ pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const SLOTS: u32
     maps: *const TensorMap,
 ) {
     const { assert!(E == 64 || E == 128, "a state warpgroup has 64 rows") };
-    let slot_bytes = (D + E) / 64 * PANEL_BYTES;
-    let state_bytes = 2 * D * E;
-    let (thread, base) = (thread_idx_x(), dynamic_smem());
-    let s_slots = base + SLOTS * slot_bytes;
-    let o_panels = s_slots + 2 * state_bytes;
-    let barriers = o_panels + Block::<D, E, SLOTS>::OUTPUTS * Block::<D, E, SLOTS>::OUTPUT_BYTES;
-    let item = WorkItem::of_block(params);
-    let block = Block::<D, E, SLOTS> {
-        inputs: Ring::new(base, slot_bytes, barriers),
-        s: Ring::new(s_slots, state_bytes, barriers + Ring::<SLOTS>::BARRIER_BYTES),
-        o_panels,
-        scratch: barriers + BARRIER_BYTES - 16,
-        table: DecayTable(barriers + BARRIER_BYTES),
-        maps,
-        walk: Walk::new(item.num_rows.div_ceil(CHUNK), params.span_len / CHUNK, params.sharers, item.share),
-        seq_len: params.seq_len,
-        item,
-    };
+    let thread = thread_idx_x();
+    let (states, outputs) = (Block::<D, E, SLOTS>::STATES, Block::<D, E, SLOTS>::OUTPUTS);
+    let block = Block::<D, E, SLOTS>::new(params, maps);
     // SAFETY: `slopes` holds a value for each head.
     let decay = unsafe { head_decay(params, block.item.head) };
-    let (states, outputs) = (Block::<D, E, SLOTS>::STATES, Block::<D, E, SLOTS>::OUTPUTS);
     // SAFETY: before anything else, and a barrier follows.
     unsafe {
         block.inputs.init(1, (states + outputs) * WARPS, thread == 0);
@@ -87,7 +70,13 @@ pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const SLOTS: u32
     syncthreads();
     let (warpgroup, thread) = (thread / 128, thread % 128);
     if warpgroup == 3 {
-        setmaxnreg_dec::<24>();
+        if outputs == 1 {
+            setmaxnreg_dec::<40>();
+        } else if D == 64 {
+            setmaxnreg_dec::<32>();
+        } else {
+            setmaxnreg_dec::<24>();
+        }
         if thread == 0 {
             // SAFETY: one thread of the block.
             unsafe { block.produce() };
@@ -95,10 +84,12 @@ pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const SLOTS: u32
         return;
     }
     if warpgroup < states {
-        if outputs == 2 {
-            setmaxnreg_dec::<120>();
-        } else {
+        if outputs == 1 {
             setmaxnreg_inc::<136>();
+        } else if D == 64 {
+            setmaxnreg_dec::<112>();
+        } else {
+            setmaxnreg_dec::<120>();
         }
         // SAFETY: the state warpgroups of the block, numbered.
         unsafe { block.carry_states::<T>(params, decay, warpgroup, thread) };
@@ -126,29 +117,6 @@ struct Block<const D: u32, const E: u32, const SLOTS: u32> {
     item: WorkItem,
 }
 
-/// Tensor maps among those of dq, dk and dv as applications (B7): x, y, z, o of each.
-mod map {
-    use super::MAPS_PER_APPLICATION;
-    pub const DO: usize = 0;
-    pub const V: usize = 1;
-    pub const K: usize = 2;
-    pub const DQ: usize = 3;
-    pub const Q: usize = MAPS_PER_APPLICATION + 2;
-    pub const DK: usize = MAPS_PER_APPLICATION + 3;
-    pub const DV: usize = 2 * MAPS_PER_APPLICATION + 3;
-}
-
-/// One output of a chunk: where its operands are and where it goes.
-struct Operands {
-    x: u32,
-    y: u32,
-    z: u32,
-    s: u32,
-    forward: bool,
-    row: i32,
-    counts_remainder: bool,
-}
-
 impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     /// State warpgroups, 64 rows of Sᵀ each.
     const STATES: u32 = E / 64;
@@ -162,6 +130,27 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     const S_PANEL_BYTES: u32 = E * ROW_BYTES;
     /// Bytes of the widest output of a chunk.
     const OUTPUT_BYTES: u32 = if D > E { D } else { E } / 64 * PANEL_BYTES;
+
+    #[inline(always)]
+    fn new(params: &Params, maps: *const TensorMap) -> Self {
+        let (slot_bytes, state_bytes) = ((D + E) / 64 * PANEL_BYTES, 2 * D * E);
+        let base = dynamic_smem();
+        let s_slots = base + SLOTS * slot_bytes;
+        let o_panels = s_slots + 2 * state_bytes;
+        let barriers = o_panels + Self::OUTPUTS * Self::OUTPUT_BYTES;
+        let item = WorkItem::of_block(params);
+        Block {
+            inputs: Ring::new(base, slot_bytes, barriers),
+            s: Ring::new(s_slots, state_bytes, barriers + Ring::<SLOTS>::BARRIER_BYTES),
+            o_panels,
+            scratch: barriers + BARRIER_BYTES - 16,
+            table: DecayTable(barriers + BARRIER_BYTES),
+            maps,
+            walk: Walk::new(item.num_rows.div_ceil(CHUNK), params.span_len / CHUNK, params.sharers, item.share),
+            seq_len: params.seq_len,
+            item,
+        }
+    }
 
     /// Row of the tensors that is row 0 of a chunk.
     #[inline(always)]
@@ -218,11 +207,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         let elected = lane == 0;
         let chunk_decay = decay.pow(CHUNK);
         let stash = SavedRows::new::<D>(params.stash, block_idx_x() * Self::STATES + index, thread);
-        let checkpoint = |span: u32| {
-            let at = self.item.sequence as usize * params.num_spans as usize + span as usize;
-            let state = params.checkpoints + (at * params.state_len as usize * size_of::<f32>()) as u64;
-            SavedRows::new::<D>(state, index, thread)
-        };
+        let checkpoint = |span: u32| Checkpoint::new(params, self.item.sequence, span);
         // What the scan left for a segment.
         let entering = |states: u64, segment: u32| {
             let at = self.item.sequence as usize * params.segments as usize + segment as usize;
@@ -244,7 +229,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
                 // SAFETY: the checkpoints are there, or the scan kernel has filled the workspace.
                 unsafe {
                     if forward && params.checkpoints != 0 {
-                        checkpoint(span_of(0)).restore::<D>(s);
+                        checkpoint(span_of(0)).load::<T, D, E>(s, 64 * index + 16 * warp, lane);
                     } else {
                         entering(states, segment).load::<D>(s);
                     }
@@ -256,13 +241,9 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             // SAFETY: this thread's place; the checkpoints are there.
             unsafe {
                 stash.save::<D>(s);
-                if span > 0 {
-                    checkpoint(span).restore::<D>(s);
-                } else {
-                    *s = [0.0; 64];
-                }
+                checkpoint(span).load::<T, D, E>(s, 64 * index + 16 * warp, lane);
                 if span > self.walk.sharers {
-                    checkpoint(span - self.walk.sharers).prefetch::<D>(thread);
+                    checkpoint(span - self.walk.sharers).prefetch::<D, E>(64 * index, thread);
                 }
             }
         };
@@ -342,7 +323,14 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     #[inline(always)]
     unsafe fn output<T: Element>(&self, index: u32, thread: u32) {
         let (warp, lane) = (thread / 32, thread % 32);
-        let panels = self.o_panels + index * Self::OUTPUT_BYTES;
+        let output = Output {
+            maps: self.maps,
+            item: &self.item,
+            panels: self.o_panels + index * Self::OUTPUT_BYTES,
+            scratch: self.scratch,
+            warp,
+            lane,
+        };
         let (mut first, mut turns) = (self.walk.last_span(), self.item.share);
         // Slots before the walk, and chunks that this block has output.
         let (mut slots, mut own) = (0, 0);
@@ -363,7 +351,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
                     let slot = slots + at + (own - own_before);
                     let chunk = first + if forward { at } else { chunks - 1 - at };
                     // SAFETY: by this function's contract.
-                    unsafe { self.output_chunk::<T>(index, panels, warp, lane, chunk, forward, slot, own, &masks) };
+                    unsafe { self.output_chunk::<T>(&output, index, chunk, forward, slot, own, &masks) };
                     own += 1;
                     at += stride;
                 }
@@ -387,17 +375,15 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     #[inline(always)]
     unsafe fn output_chunk<T: Element>(
         &self,
+        output: &Output<'_>,
         index: u32,
-        panels: u32,
-        warp: u32,
-        lane: u32,
         chunk: u32,
         forward: bool,
         slot: u32,
         own: u32,
         masks: &TableMasks,
     ) {
-        let elected = lane == 0;
+        let elected = output.lane == 0;
         // K and V, then dO; backward Q and dO, then K and V.
         let (first, second) = (self.inputs.at(slot), self.inputs.at(slot + 1));
         let copy = self.s.at(own);
@@ -415,18 +401,19 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             z: first.address + Self::NARROW,
             s: copy.address,
             forward,
-            row: self.tensor_row(chunk) + 16 * warp as i32,
+            row: self.tensor_row(chunk) + 16 * output.warp as i32,
             counts_remainder: is_short || self.seq_len <= FEW_ROWS,
+            before: None,
         };
         let dq_or_dk =
             Operands { x: second.address + Self::NARROW, y: first.address + Self::NARROW, z: first.address, ..dv };
         // SAFETY: the slots and the state are full.
         unsafe {
             if !forward && index == Self::OUTPUTS - 1 {
-                self.apply::<T, D, E, 0>(&dv, masks, panels, warp, lane);
+                output.apply::<T, D, E, 0, E>(&dv, masks);
             }
             if index == if forward { own % Self::OUTPUTS } else { 0 } {
-                self.apply::<T, E, D, 1>(&dq_or_dk, masks, panels, warp, lane);
+                output.apply::<T, E, D, 1, E>(&dq_or_dk, masks);
             }
             mbarrier_arrive_if(first.empty, elected);
             mbarrier_arrive_if(second.empty, elected);
@@ -436,93 +423,6 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             if Self::STATES == 2 {
                 mbarrier_arrive_if(second.empty, elected && index == 0);
             }
-        }
-    }
-
-    /// O = c ((X Yᵀ ⊙ M) Z + Λ X S) of a chunk, X and Y of `K` columns, Z and O of `N`; the copy of S is stored `[k, n]`
-    /// (`TRANS_S` = 1: dQ and dK) or `[n, k]` (dV). When it returns all lanes have read their operands.
-    #[inline(always)]
-    unsafe fn apply<T: Element, const K: u32, const N: u32, const TRANS_S: u32>(
-        &self,
-        operands: &Operands,
-        masks: &TableMasks,
-        panels: u32,
-        warp: u32,
-        lane: u32,
-    ) {
-        // What two products share is not worth registers across the branch between them; and ptxas, given the choice, makes
-        // another one each time.
-        let here = |address: u32| opaque(f32::from_bits(address)).to_bits();
-        let (x, y, z, s) = (here(operands.x), here(operands.y), here(operands.z), here(operands.s));
-        let (mut p, mut o) = ([0.0f32; 32], [0.0f32; 64]);
-        // SAFETY: the operands are full.
-        let x = unsafe { load_fragments::<K>(x, warp, lane) };
-        // P = X Yᵀ
-        // SAFETY: the operands are full, and kept until the waits below.
-        unsafe { enqueue_scores::<T, K>(&mut p, &x, y) };
-        // O = X S
-        wgmma_fence();
-        let s = Descriptor::of_tall(s, Self::S_PANEL_BYTES);
-        unroll!(J in 8 {
-            if (J as u32) < K / 16 {
-                let b = if TRANS_S == 1 { s.rows(J as u32) } else { s.columns(J as u32, Self::S_PANEL_BYTES) };
-                // SAFETY: as above.
-                unsafe { product::<T, N, TRANS_S>(&mut o, step(&x[J / 4], J % 4), b, J != 0) };
-            }
-        });
-        wgmma_commit_group();
-
-        let mask = masks.load();
-        wgmma_wait_group::<1, 32>(&mut p);
-        let a = mask.apply::<T>(&p);
-        wait::<N>(&mut o);
-        // SAFETY: scratch is for this.
-        unsafe {
-            keep_alive(&x[0], self.scratch);
-            if K == 128 {
-                keep_alive(&x[1], self.scratch);
-            }
-        }
-        // O ← c Λ O + (c P ⊙ M) Z
-        mask.scale_rows::<N>(&mut o);
-        let z = Descriptor::new(z);
-        // SAFETY: as above.
-        unsafe { enqueue_values::<T, N>(&mut o, &a, z) };
-        if operands.counts_remainder {
-            let rest = mask.remainder::<T>(&p, &a);
-            // SAFETY: as above.
-            unsafe { enqueue_values::<T, N>(&mut o, &rest, z) };
-            wait::<N>(&mut o);
-            // SAFETY: scratch is for this.
-            unsafe { keep_alive(&rest, self.scratch) };
-        }
-        // The store before has left the panels.
-        cp_async_bulk_wait_group_read::<0>();
-        syncwarp();
-        wait::<N>(&mut o);
-        // SAFETY: scratch is for this; each warp stores its own 16 rows.
-        unsafe {
-            keep_alive(&a, self.scratch);
-            store_rounded::<T, N>(panels, PANEL_BYTES, 16 * warp, lane, &o);
-            fence_proxy_async();
-            syncwarp();
-            let policy = createpolicy_evict_first();
-            let store = |map: usize| {
-                unroll!(P in 2 {
-                    let at = [64 * P as i32, operands.row, self.item.head as i32, self.item.batch as i32];
-                    let rows = panels + P as u32 * PANEL_BYTES + 16 * warp * ROW_BYTES;
-                    let is_panel = (P as u32) < N / 64 && lane == 0;
-                    cp_async_bulk_tensor_store_if(self.maps.wrapping_add(map), at, rows, policy, is_panel);
-                });
-            };
-            if TRANS_S == 0 {
-                store(map::DV);
-            } else if operands.forward {
-                store(map::DQ);
-            } else {
-                store(map::DK);
-            }
-            cp_async_bulk_commit_group();
         }
     }
 }

@@ -1,0 +1,451 @@
+//! Hopper schedule from checkpoints every two chunks: each chunk is loaded once for dQ, dK and dV, and only G is carried.
+//!
+//! Block: four warpgroups, one segment, walked backwards by pairs of chunks. Where there are fewer segments than multiprocessors several
+//! blocks share one: all carry G along, and each outputs every `sharers`-th pair. None waits for another.
+//!
+//! | warpgroup, `E` = 64 | 128 | registers | work |
+//! |---|---|---|---|
+//! | 0 state | 0, 1 | 120, 136 | 64 rows of Gᵀ `[E, D]` in f32: publishes them rounded and updates them |
+//! | 1, 2 output | 2 | 184, 200 | of a pair dK and dV of the second chunk, dQ of both, dK and dV of the first |
+//! | 3 producer | 3 | 24 | one thread loads Q and dO, another K, V and the checkpoint |
+//!
+//! The second chunk's dQ takes the checkpoint and the first chunk's K and V:
+//!
+//! ```text
+//! dQ₁ = c ((dO₁ V₁ᵀ ⊙ M) K₁ + (dO₁ V₀ᵀ ⊙ λ^{64+i-j}) K₀ + λ^64 Λ dO₁ S_cᵀ)
+//! ```
+//!
+//! | shared memory | bytes |
+//! |---|---|
+//! | ring of `STAGES`: Q and dO, `[64, D]` and `[64, E]` | `STAGES · 128 (D + E)` |
+//! | ring of `KV_STAGES`: K and V | `KV_STAGES · 128 (D + E)` |
+//! | S_cᵀ `[E, D]`, 16 bits | `2 D E` |
+//! | ring of 2: Gᵀ `[E, D]` | `4 D E` |
+//! | dQ, dK or dV of each output warpgroup | `128 max(D, E)` each |
+//! | barriers, scratch | 256 |
+//! | powers of λ | 1808 |
+
+use super::super::chunk_output::FEW_ROWS;
+use super::super::warpgroup::{DecayTable, StatePlace, WARPS, load_scaled_columns, store_rounded, update_state, wait};
+use super::super::{WorkItem, div_rem, head_decay};
+use super::output::{Operands, Output, map};
+use crate::abi::{Params, TensorMap};
+use crate::decay::Decay;
+use crate::device::{
+    cp_async_bulk_tensor_load_if, cp_async_bulk_wait_group, createpolicy_evict_first, createpolicy_evict_normal,
+    dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if,
+    opaque, setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp, thread_idx_x,
+};
+use crate::element::Element;
+use crate::tile::pipeline::{Ring, Slot};
+use crate::tile::shared::{PANEL_BYTES, ROW_BYTES};
+use crate::tile::unroll;
+use crate::variants::{BARRIER_BYTES, CHUNK, PAIR};
+
+/// The kernel.
+///
+/// # Safety
+/// `params` and `maps` come from a validated plan; the grid is `sharers · batch · heads · segments`.
+#[inline(always)]
+pub unsafe fn paired_gradients<T: Element, const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32>(
+    params: &Params,
+    maps: *const TensorMap,
+) {
+    const { assert!(E == 64 || E == 128, "a state warpgroup has 64 rows") };
+    let thread = thread_idx_x();
+    let (states, outputs) = (Block::<D, E, STAGES, KV_STAGES>::STATES, Block::<D, E, STAGES, KV_STAGES>::OUTPUTS);
+    let block = Block::<D, E, STAGES, KV_STAGES>::new(params, maps);
+    // SAFETY: `slopes` holds a value for each head.
+    let decay = unsafe { head_decay(params, block.item.head) };
+    // SAFETY: before anything else, and a barrier follows.
+    unsafe {
+        block.q_do.init(1, (states + outputs) * WARPS, thread == 0);
+        block.kv.init(1, outputs * WARPS, thread == 0);
+        block.s.init(1, outputs * WARPS, thread == 0);
+        block.g.init(states * WARPS, outputs * WARPS, thread == 0);
+        block.table.fill(decay, params.scale, thread);
+    }
+    fence_mbarrier_init();
+    syncthreads();
+    let (warpgroup, thread) = (thread / 128, thread % 128);
+    if warpgroup == 3 {
+        if outputs == 1 {
+            setmaxnreg_dec::<40>();
+        } else if D == 64 {
+            setmaxnreg_dec::<32>();
+        } else {
+            setmaxnreg_dec::<24>();
+        }
+        // SAFETY: one thread of the block each.
+        unsafe {
+            if thread == 0 {
+                block.produce_q_do();
+            } else if thread == 32 {
+                block.produce_kv();
+            }
+        }
+        return;
+    }
+    if warpgroup < states {
+        if outputs == 1 {
+            setmaxnreg_inc::<136>();
+        } else if D == 64 {
+            setmaxnreg_dec::<112>();
+        } else {
+            setmaxnreg_dec::<120>();
+        }
+        // SAFETY: the state warpgroups of the block, numbered.
+        unsafe { block.carry_g::<T>(params, decay, warpgroup, thread) };
+    } else {
+        if outputs == 2 {
+            setmaxnreg_inc::<184>();
+        } else {
+            setmaxnreg_inc::<200>();
+        }
+        // SAFETY: the output warpgroups of the block, numbered.
+        unsafe { block.output::<T>(warpgroup - states, thread) };
+    }
+}
+
+/// What the roles share.
+struct Block<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> {
+    q_do: Ring<STAGES>,
+    kv: Ring<KV_STAGES>,
+    s: Ring<1>,
+    g: Ring<2>,
+    o_panels: u32,
+    scratch: u32,
+    table: DecayTable,
+    maps: *const TensorMap,
+    segment_len: u32,
+    sharers: u32,
+    seq_len: u32,
+    item: WorkItem,
+}
+
+impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<D, E, STAGES, KV_STAGES> {
+    /// State warpgroups, 64 rows of Gᵀ each.
+    const STATES: u32 = E / 64;
+    /// Output warpgroups.
+    const OUTPUTS: u32 = 3 - Self::STATES;
+    /// Panels of Q and K; of dO and V.
+    const PANELS: [u32; 2] = [D / 64, E / 64];
+    /// Where dO or V lies in a slot, after Q or K.
+    const NARROW: u32 = Self::PANELS[0] * PANEL_BYTES;
+    /// Bytes of a panel of Gᵀ, `[E, 64]`.
+    const G_PANEL_BYTES: u32 = E * ROW_BYTES;
+    /// Bytes of the widest output of a chunk.
+    const OUTPUT_BYTES: u32 = if D > E { D } else { E } / 64 * PANEL_BYTES;
+
+    #[inline(always)]
+    fn new(params: &Params, maps: *const TensorMap) -> Self {
+        let (slot_bytes, state_bytes) = ((D + E) / 64 * PANEL_BYTES, 2 * D * E);
+        let base = dynamic_smem();
+        let kv_slots = base + STAGES * slot_bytes;
+        let s_slot = kv_slots + KV_STAGES * slot_bytes;
+        let g_slots = s_slot + state_bytes;
+        let o_panels = g_slots + 2 * state_bytes;
+        let barriers = o_panels + Self::OUTPUTS * Self::OUTPUT_BYTES;
+        let kv_barriers = barriers + Ring::<STAGES>::BARRIER_BYTES;
+        let s_barriers = kv_barriers + Ring::<KV_STAGES>::BARRIER_BYTES;
+        let g_barriers = s_barriers + Ring::<1>::BARRIER_BYTES;
+        let item = WorkItem::of_block(params);
+        Block {
+            q_do: Ring::new(base, slot_bytes, barriers),
+            kv: Ring::new(kv_slots, slot_bytes, kv_barriers),
+            s: Ring::new(s_slot, state_bytes, s_barriers),
+            g: Ring::new(g_slots, state_bytes, g_barriers),
+            o_panels,
+            scratch: barriers + BARRIER_BYTES - 16,
+            table: DecayTable(barriers + BARRIER_BYTES),
+            maps,
+            segment_len: params.segment_len,
+            sharers: params.sharers,
+            seq_len: params.seq_len,
+            item,
+        }
+    }
+
+    /// Chunks of the segment.
+    #[inline(always)]
+    fn num_chunks(&self) -> u32 {
+        (self.seq_len - self.item.first_row).min(self.segment_len).div_ceil(CHUNK)
+    }
+
+    /// First chunk of the last pair, which may have no other.
+    #[inline(always)]
+    fn last_pair(&self) -> u32 {
+        (self.num_chunks() - 1) & !1
+    }
+
+    /// First chunk of this block's last pair, if it has any.
+    #[inline(always)]
+    fn last_own_pair(&self) -> Option<u32> {
+        self.last_pair().checked_sub(2 * self.item.share)
+    }
+
+    /// First chunk of this block's pair before.
+    #[inline(always)]
+    fn own_pair_before(&self, first: u32) -> Option<u32> {
+        first.checked_sub(2 * self.sharers)
+    }
+
+    /// Whether a pair has a second chunk.
+    #[inline(always)]
+    fn is_whole(&self, first: u32) -> bool {
+        first + 1 < self.num_chunks()
+    }
+
+    /// Row of the tensors that is row 0 of a chunk.
+    #[inline(always)]
+    fn tensor_row(&self, chunk: u32) -> i32 {
+        (self.item.first_row + chunk * CHUNK) as i32
+    }
+
+    /// Loads a chunk of a wide and a narrow tensor.
+    #[inline(always)]
+    unsafe fn load(&self, slot: Slot, maps: [usize; 2], chunk: u32, policy: u64) {
+        let (row, head, batch) = (self.tensor_row(chunk), self.item.head as i32, self.item.batch as i32);
+        // SAFETY: the slot is free once its empty barrier says so; the maps are those of this launch.
+        unsafe {
+            slot.wait_empty();
+            mbarrier_arrive_expect_tx_if(slot.full, (Self::PANELS[0] + Self::PANELS[1]) * PANEL_BYTES, true);
+            let load = |map: usize, address: u32, panels: u32| {
+                unroll!(P in 2 {
+                    cp_async_bulk_tensor_load_if(
+                        address + P as u32 * PANEL_BYTES, self.maps.wrapping_add(map), [64 * P as i32, row, head, batch],
+                        slot.full, policy, (P as u32) < panels,
+                    );
+                });
+            };
+            load(maps[0], slot.address, Self::PANELS[0]);
+            load(maps[1], slot.address + Self::NARROW, Self::PANELS[1]);
+        }
+    }
+
+    /// Loads Q and dO of all chunks.
+    #[inline(always)]
+    unsafe fn produce_q_do(&self) {
+        // The other sharers read them too.
+        let policy = if self.sharers > 1 { createpolicy_evict_normal() } else { createpolicy_evict_first() };
+        let mut chunk = self.num_chunks();
+        let mut index = 0;
+        while chunk > 0 {
+            chunk -= 1;
+            // SAFETY: by this function's contract.
+            unsafe { self.load(self.q_do.at(index), [map::Q, map::DO], chunk, policy) };
+            index += 1;
+        }
+    }
+
+    /// Loads K and V of this block's pairs, and the checkpoint that enters each.
+    #[inline(always)]
+    unsafe fn produce_kv(&self) {
+        let policy = createpolicy_evict_first();
+        let maps = [map::K, map::V];
+        let mut pair = self.last_own_pair();
+        let (mut index, mut own) = (0, 0);
+        while let Some(first) = pair {
+            // SAFETY: as above.
+            unsafe {
+                if self.is_whole(first) {
+                    self.load(self.kv.at(index), maps, first + 1, policy);
+                    index += 1;
+                }
+                let s = self.s.at(own);
+                s.wait_empty();
+                let panels = D * E / (64 * 64);
+                mbarrier_arrive_expect_tx_if(s.full, panels * PANEL_BYTES, true);
+                let (span, _) = div_rem(self.item.first_row / CHUNK + first, PAIR / CHUNK);
+                unroll!(P in 2 {
+                    // The panels lie one after the other.
+                    let at = [0, 64 * P as i32, span as i32, self.item.sequence as i32];
+                    cp_async_bulk_tensor_load_if(
+                        s.address + P as u32 * PANEL_BYTES, self.maps.wrapping_add(map::CHECKPOINTS), at, s.full, policy,
+                        (P as u32) < panels,
+                    );
+                });
+                self.load(self.kv.at(index), maps, first, policy);
+            }
+            index += 1;
+            own += 1;
+            pair = self.own_pair_before(first);
+        }
+    }
+
+    /// Carries rows `64 · index …` of Gᵀ through all chunks, backwards.
+    #[inline(always)]
+    unsafe fn carry_g<T: Element>(&self, params: &Params, decay: Decay, index: u32, thread: u32) {
+        let (warp, lane) = (thread / 32, thread % 32);
+        let elected = lane == 0;
+        let chunk_decay = decay.pow(CHUNK);
+        let load_do = |slot: u32| {
+            let panel = slot + Self::NARROW + index * PANEL_BYTES;
+            // SAFETY: the slot is full.
+            unsafe { load_scaled_columns::<T>(panel, warp, lane, |k| self.table.row_decay(lane, true, k)) }
+        };
+        let mut g = [0.0f32; 64];
+        // As the scan counts them, from the end.
+        let segment = params.segments - 1 - self.item.segment;
+        if segment > 0 {
+            let at = self.item.sequence as usize * params.segments as usize + segment as usize;
+            let state = params.applications[1].states as *const f32;
+            let state = state.wrapping_add(at * params.state_len as usize);
+            // SAFETY: the scan kernel has filled the workspace.
+            unsafe { StatePlace::new(state, [E as usize, 1], 64 * index, warp, lane).load::<D>(&mut g) };
+        }
+
+        let num_chunks = self.num_chunks();
+        let mut is_second = self.is_whole(self.last_pair());
+        // Pairs until this block outputs one; 0 when it does.
+        let mut turns = self.item.share;
+        let mut slot = self.q_do.at(0);
+        // SAFETY: the first filling.
+        unsafe { slot.wait_full() };
+        let mut a = load_do(slot.address);
+        let (mut passed, mut own) = (0, 0);
+        loop {
+            let owned = turns == 0;
+            if owned {
+                let copy = self.g.at(own);
+                // SAFETY: the slot is free; each warp stores its own 16 rows and says so.
+                unsafe {
+                    copy.wait_empty();
+                    store_rounded::<T, D>(copy.address, Self::G_PANEL_BYTES, 64 * index + 16 * warp, lane, &g);
+                    fence_proxy_async();
+                    syncwarp();
+                    mbarrier_arrive_if(copy.full, elected);
+                }
+                own += 1;
+            }
+            // SAFETY: the slot is full; `a` is kept, and `g` left alone, until the wait below.
+            unsafe { update_state::<T, D>(&mut g, chunk_decay, &a, slot.address) };
+            // Meanwhile the next chunk's A.
+            passed += 1;
+            let next_slot = self.q_do.at(passed);
+            let mut next_a = a;
+            let is_last = passed == num_chunks;
+            if !is_last {
+                // SAFETY: the next filling.
+                unsafe { next_slot.wait_full() };
+                next_a = load_do(next_slot.address);
+            }
+            wait::<D>(&mut g);
+            // SAFETY: scratch is for this; this warp has read its part of the slot.
+            unsafe {
+                keep_alive(&a, self.scratch);
+                // One lane speaks for what all have read.
+                syncwarp();
+                mbarrier_arrive_if(slot.empty, elected);
+                // What nobody here outputs is free as far as the output warpgroups are concerned.
+                mbarrier_arrive_if(slot.empty, elected && !owned && index == 0);
+                if Self::OUTPUTS == 2 {
+                    mbarrier_arrive_if(slot.empty, elected && !owned && index == 0);
+                }
+            }
+            if is_last {
+                break;
+            }
+            if !is_second {
+                turns = if turns == 0 { self.sharers - 1 } else { turns - 1 };
+            }
+            is_second = !is_second;
+            (a, slot) = (next_a, next_slot);
+        }
+    }
+
+    /// Computes the outputs of this block's pairs. dQ of the second chunk is one warpgroup's and that of the first the other's, in turn;
+    /// dK is the first warpgroup's, dV the other's.
+    #[inline(always)]
+    unsafe fn output<T: Element>(&self, index: u32, thread: u32) {
+        let output = Output {
+            maps: self.maps,
+            item: &self.item,
+            panels: self.o_panels + index * Self::OUTPUT_BYTES,
+            scratch: self.scratch,
+            warp: thread / 32,
+            lane: thread % 32,
+        };
+        let mut pair = self.last_own_pair();
+        let mut own = 0;
+        while let Some(first) = pair {
+            // SAFETY: by this function's contract.
+            unsafe { self.output_pair::<T>(&output, index, first, own) };
+            own += 1;
+            pair = self.own_pair_before(first);
+        }
+        cp_async_bulk_wait_group::<0>();
+    }
+
+    /// Computes what this warpgroup does for a pair, the `own`-th of this block.
+    #[inline(always)]
+    unsafe fn output_pair<T: Element>(&self, output: &Output<'_>, index: u32, first: u32, own: u32) {
+        // Made anew in each stage, to save registers.
+        let here = |value: u32| opaque(f32::from_bits(value)).to_bits();
+        let elected = output.lane == 0;
+        // Whose turn the second chunk's dQ is.
+        let turn = if Self::OUTPUTS == 2 { (own + index) & 1 } else { 0 };
+        // 0: dK and dV of the second chunk; 1 and 2: its dQ and the first one's; 3: dK and dV of the first.
+        let mut stage = if self.is_whole(first) { 0 } else { 2 };
+        while stage < 4 {
+            let (of_second, is_dq) = (stage < 2, stage == 1 || stage == 2);
+            // The second chunk, if there is one, comes first.
+            let chunk = first + u32::from(of_second);
+            let later = u32::from(self.is_whole(first) && !of_second);
+            // Only the very last pair may have but one chunk.
+            let is_odd = self.item.share == 0 && !self.is_whole(self.last_pair());
+            let chunks = (2 * own).saturating_sub(u32::from(is_odd));
+            let q = self.q_do.at(self.num_chunks() - 1 - chunk);
+            let k = self.kv.at(chunks + later);
+            let copy = if is_dq { self.s.at(own) } else { self.g.at(chunks + later) };
+            let first_k = || self.kv.at(here(chunks) + 1);
+            // Also for what is the other warpgroup's: a filling passed unseen could be one behind when the next is waited for, and
+            // that wait pass at once.
+            // SAFETY: this warpgroup has yet to free these fillings, so it is less than two behind.
+            unsafe {
+                q.wait_full();
+                k.wait_full();
+                copy.wait_full();
+                if stage == 1 {
+                    first_k().wait_full();
+                }
+            }
+            if !is_dq || Self::OUTPUTS == 1 || (turn == 0) == of_second {
+                let is_short = self.item.first_row + (chunk + 1) * CHUNK > self.seq_len;
+                let dv = Operands {
+                    x: k.address,
+                    y: q.address,
+                    z: q.address + Self::NARROW,
+                    s: copy.address,
+                    forward: is_dq,
+                    row: self.tensor_row(chunk) + 16 * output.warp as i32,
+                    counts_remainder: is_short || self.seq_len <= FEW_ROWS,
+                    before: None,
+                };
+                let (x, z) = if is_dq { (q, k) } else { (k, q) };
+                let before = (stage == 1).then(|| first_k().address).map(|k| [k + Self::NARROW, k]);
+                let (x, y) = (x.address + Self::NARROW, z.address + Self::NARROW);
+                let dq_or_dk = Operands { x, y, z: z.address, before, ..dv };
+                let masks = self.table.masks(output.warp, here(output.lane), !is_dq);
+                let masks = if stage == 1 { masks.of_state_before() } else { masks };
+                // SAFETY: the slots and the state are full.
+                unsafe {
+                    if !is_dq && index == Self::OUTPUTS - 1 {
+                        output.apply::<T, D, E, 0, E>(&dv, &masks);
+                    }
+                    if is_dq || index == 0 {
+                        output.apply::<T, E, D, 1, E>(&dq_or_dk, &masks);
+                    }
+                }
+            }
+            // SAFETY: this warp is done with these.
+            unsafe {
+                let frees = elected && (stage == 1 || stage == 3);
+                mbarrier_arrive_if(q.empty, frees);
+                mbarrier_arrive_if(k.empty, frees);
+                mbarrier_arrive_if(copy.empty, elected && stage != 1);
+            }
+            stage += 1;
+        }
+    }
+}
