@@ -65,7 +65,7 @@ pub(super) struct Pinned {
 }
 
 /// Whether plans sweep and keep checkpoints unless told otherwise: once the GPU records hold the gradient kernel.
-pub(super) const SWEEPS: bool = false;
+pub(super) const SWEEPS: bool = true;
 
 /// Picks between a kernel for each output and, backward, one sweep.
 pub(super) fn schedule(problem: &Problem, device: &Device, arch: Arch, roles: &[Role]) -> Schedule {

@@ -9,9 +9,12 @@
 
 use super::shared::{PANEL_BYTES, ROW_BYTES};
 
-/// An operand, or one step of it.
+/// The upper half of every descriptor: stride and swizzle.
+const UPPER: u32 = 1 << 30 | 8 * ROW_BYTES / 16;
+
+/// An operand: the lower half of its descriptors. Steps only add to the address, and never carry out of its field.
 #[derive(Clone, Copy)]
-pub struct Descriptor(pub u64);
+pub struct Descriptor(u32);
 
 impl Descriptor {
     /// The operand whose first panel is at `operand`.
@@ -23,21 +26,24 @@ impl Descriptor {
     /// The same where panels of `panel_bytes` have more or fewer than 64 rows.
     #[inline(always)]
     pub const fn of_tall(operand: u32, panel_bytes: u32) -> Self {
-        let leading = (panel_bytes / 16) as u64;
-        let stride = (8 * ROW_BYTES / 16) as u64;
-        Descriptor(((operand & 0x3_ffff) >> 4) as u64 | leading << 16 | stride << 32 | 1 << 62)
+        Descriptor((operand & 0x3_ffff) >> 4 | (panel_bytes / 16) << 16)
+    }
+
+    #[inline(always)]
+    const fn at(self, offset: u32) -> u64 {
+        (UPPER as u64) << 32 | (self.0 + offset / 16) as u64
     }
 
     /// Step `k` of 16 of an operand stored `[n, k]`: 32 bytes on in a row; four steps to a panel, of `panel_bytes`.
     #[inline(always)]
     pub const fn columns(self, step: u32, panel_bytes: u32) -> u64 {
-        self.0 + ((step % 4) * 2 + (step / 4) * (panel_bytes / 16)) as u64
+        self.at((step % 4) * 32 + (step / 4) * panel_bytes)
     }
 
     /// Step `k` of 16 of an operand stored `[k, n]`: 16 rows on.
     #[inline(always)]
     pub const fn rows(self, step: u32) -> u64 {
-        self.0 + (step * 16 * ROW_BYTES / 16) as u64
+        self.at(step * 16 * ROW_BYTES)
     }
 }
 
@@ -47,12 +53,13 @@ mod tests {
 
     #[test]
     fn fields() {
-        let d = Descriptor::new(0x2_4c00);
-        assert_eq!((d.0 & 0x3fff) << 4, 0x2_4c00);
-        assert_eq!((d.0 >> 16 & 0x3fff) << 4, 8192);
-        assert_eq!((d.0 >> 32 & 0x3fff) << 4, 1024);
-        assert_eq!(d.0 >> 62, 1);
-        assert_eq!((d.columns(5, 8192) - d.0) << 4, 8192 + 32);
-        assert_eq!((d.rows(3) - d.0) << 4, 3 * 2048);
+        let operand = Descriptor::new(0x2_4c00);
+        let d = operand.rows(0);
+        assert_eq!((d & 0x3fff) << 4, 0x2_4c00);
+        assert_eq!((d >> 16 & 0x3fff) << 4, 8192);
+        assert_eq!((d >> 32 & 0x3fff) << 4, 1024);
+        assert_eq!(d >> 62, 1);
+        assert_eq!((operand.columns(5, 8192) - d) << 4, 8192 + 32);
+        assert_eq!((operand.rows(3) - d) << 4, 3 * 2048);
     }
 }

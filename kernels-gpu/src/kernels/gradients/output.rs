@@ -169,18 +169,21 @@ impl Output<'_> {
         let x = unsafe { load_fragments::<K>(x, self.warp, self.lane) };
         // SAFETY: as above.
         unsafe { enqueue_scores::<T, K>(&mut p, &x, y) };
-        let mask = masks.of_chunk_before().load();
         wgmma_wait_group::<0, 32>(&mut p);
         wait::<N>(o);
-        let next_a = mask.apply::<T>(&p);
-        let z = Descriptor::new(z);
-        // SAFETY: as above; scratch is for this.
+        // SAFETY: scratch is for this.
         unsafe {
             keep_alive(a, self.scratch);
             keep_alive(&x[0], self.scratch);
             if K == 128 {
                 keep_alive(&x[1], self.scratch);
             }
+        }
+        let mask = masks.of_chunk_before().load();
+        let next_a = mask.apply::<T>(&p);
+        let z = Descriptor::new(z);
+        // SAFETY: as above.
+        unsafe {
             enqueue_values::<T, N>(o, &next_a, z);
             if counts_remainder {
                 let rest = mask.remainder::<T>(&p, &next_a);

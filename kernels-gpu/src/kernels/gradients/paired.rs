@@ -295,15 +295,13 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
             unsafe { StatePlace::new(state, [E as usize, 1], 64 * index, warp, lane).load::<D>(&mut g) };
         }
 
-        let num_chunks = self.num_chunks();
-        let mut is_second = self.is_whole(self.last_pair());
         // Pairs until this block outputs one; 0 when it does.
         let mut turns = self.item.share;
         let mut slot = self.q_do.at(0);
         // SAFETY: the first filling.
         unsafe { slot.wait_full() };
         let mut a = load_do(slot.address);
-        let (mut passed, mut own) = (0, 0);
+        let (mut chunk, mut own) = (self.num_chunks() - 1, 0);
         loop {
             let owned = turns == 0;
             if owned {
@@ -321,11 +319,9 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
             // SAFETY: the slot is full; `a` is kept, and `g` left alone, until the wait below.
             unsafe { update_state::<T, D>(&mut g, chunk_decay, &a, slot.address) };
             // Meanwhile the next chunk's A.
-            passed += 1;
-            let next_slot = self.q_do.at(passed);
+            let next_slot = self.q_do.at(self.num_chunks() - chunk);
             let mut next_a = a;
-            let is_last = passed == num_chunks;
-            if !is_last {
+            if chunk > 0 {
                 // SAFETY: the next filling.
                 unsafe { next_slot.wait_full() };
                 next_a = load_do(next_slot.address);
@@ -343,13 +339,14 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
                     mbarrier_arrive_if(slot.empty, elected && !owned && index == 0);
                 }
             }
-            if is_last {
+            if chunk == 0 {
                 break;
             }
-            if !is_second {
+            // The first chunk of a pair comes last.
+            if chunk.is_multiple_of(2) {
                 turns = if turns == 0 { self.sharers - 1 } else { turns - 1 };
             }
-            is_second = !is_second;
+            chunk -= 1;
             (a, slot) = (next_a, next_slot);
         }
     }
@@ -383,15 +380,15 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
         // Made anew in each stage, to save registers.
         let here = |value: u32| opaque(f32::from_bits(value)).to_bits();
         let elected = output.lane == 0;
-        // Whose turn the second chunk's dQ is.
-        let turn = if Self::OUTPUTS == 2 { (own + index) & 1 } else { 0 };
+        // Whether the second chunk's dQ is this warpgroup's; so is the first one's where there is no other warpgroup.
+        let takes_second = Self::OUTPUTS == 1 || (own + index) & 1 == 0;
         // 0: dK and dV of the second chunk; 1 and 2: its dQ and the first one's; 3: dK and dV of the first.
         let mut stage = if self.is_whole(first) { 0 } else { 2 };
         while stage < 4 {
             let (of_second, is_dq) = (stage < 2, stage == 1 || stage == 2);
-            // The second chunk, if there is one, comes first.
             let chunk = first + u32::from(of_second);
-            let later = u32::from(self.is_whole(first) && !of_second);
+            // The second chunk, if there is one, comes first.
+            let later = u32::from(!of_second && self.is_whole(first));
             // Only the very last pair may have but one chunk.
             let is_odd = self.item.share == 0 && !self.is_whole(self.last_pair());
             let chunks = (2 * own).saturating_sub(u32::from(is_odd));
@@ -399,18 +396,19 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
             let k = self.kv.at(chunks + later);
             let copy = if is_dq { self.s.at(own) } else { self.g.at(chunks + later) };
             let first_k = || self.kv.at(here(chunks) + 1);
-            // Also for what is the other warpgroup's: a filling passed unseen could be one behind when the next is waited for, and
-            // that wait pass at once.
             // SAFETY: this warpgroup has yet to free these fillings, so it is less than two behind.
             unsafe {
-                q.wait_full();
-                k.wait_full();
                 copy.wait_full();
                 if stage == 1 {
                     first_k().wait_full();
+                } else {
+                    q.wait_full();
+                    k.wait_full();
                 }
             }
-            if !is_dq || Self::OUTPUTS == 1 || (turn == 0) == of_second {
+            // A lone first chunk's dQ is nobody else's; its checkpoint has to be waited for all the same, or the wait for the next
+            // could pass at once.
+            if stage != 2 || Self::OUTPUTS == 1 || !takes_second {
                 let is_short = self.item.first_row + (chunk + 1) * CHUNK > self.seq_len;
                 let dv = Operands {
                     x: k.address,
@@ -438,14 +436,21 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
                     }
                 }
             }
+            // The first chunk is done with last; the second when its dQ is, or is the other warpgroup's.
+            let frees = elected && (stage == 3 || stage == u32::from(takes_second));
+            // Both dQ take the checkpoint.
+            let frees_copy = elected && !(stage == 1 && Self::OUTPUTS == 1);
             // SAFETY: this warp is done with these.
             unsafe {
-                let frees = elected && (stage == 1 || stage == 3);
                 mbarrier_arrive_if(q.empty, frees);
                 mbarrier_arrive_if(k.empty, frees);
-                mbarrier_arrive_if(copy.empty, elected && stage != 1);
+                mbarrier_arrive_if(copy.empty, frees_copy);
             }
-            stage += 1;
+            stage = match stage {
+                0 if !takes_second => 2,
+                1 if Self::OUTPUTS == 2 => 3,
+                _ => stage + 1,
+            };
         }
     }
 }
