@@ -53,6 +53,8 @@ pub use imp::{
     // tensor memory access: unsafe fn(dst, map, [col, row, head, batch], mbarrier, policy, if); unsafe fn(map, coords, src,
     // policy, if); fn(); fn::<N>(); fn::<N>(); fn() -> u64
     cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if, cp_async_bulk_commit_group,
+    // unsafe fn(map, coords, src, policy) (warp): by one lane
+    cp_async_bulk_tensor_store_elect,
     cp_async_bulk_wait_group, cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal,
     // asynchronous products (warpgroup), B in shared memory behind a descriptor, A in registers: unsafe
     // fn::<TRANS_B>(d, a, descriptor, accumulate); `TRANS_B` = 1 for B stored [k, n]

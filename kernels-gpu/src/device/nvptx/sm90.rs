@@ -151,6 +151,26 @@ pub unsafe fn cp_async_bulk_tensor_load_if(
     }
 }
 
+/// [`cp_async_bulk_tensor_store_if`] by one thread of the warp (`elect.sync`, 9.7.13.15): as the compiler knows that it is one, it takes
+/// the operands as they are, where it would go through all lanes otherwise.
+///
+/// # Safety
+/// As there; all lanes of the warp call it together, with the same values.
+#[inline(always)]
+pub unsafe fn cp_async_bulk_tensor_store_elect(map: *const TensorMap, at: [i32; 4], src: u32, policy: u64) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "{{ .reg .pred p; elect.sync _|p, 0xffffffff; \
+             @p cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint \
+             [{0}, {{{1}, {2}, {3}, {4}}}], [{5}], {6}; }}",
+            in(reg64) map, in(reg32) at[0], in(reg32) at[1], in(reg32) at[2], in(reg32) at[3],
+            in(reg32) src, in(reg64) policy,
+            options(nostack)
+        );
+    }
+}
+
 /// `cp.async.bulk.tensor.4d` from shared memory (9.7.8.24.9); what lies past the tensor's end is not written.
 ///
 /// # Safety

@@ -222,6 +222,8 @@ pub enum Meeting {
     MmaF16,
     /// `stmatrix`.
     Stmatrix,
+    /// `elect.sync`.
+    Elect,
     /// `wgmma.fence`.
     WgmmaFence,
     /// `wgmma.commit_group`.
@@ -395,6 +397,7 @@ impl fmt::Display for Meeting {
             Self::MmaBf16 => "mma (bf16)",
             Self::MmaF16 => "mma (f16)",
             Self::Stmatrix => "stmatrix",
+            Self::Elect => "elect.sync",
             Self::WgmmaFence => "wgmma.fence",
             Self::WgmmaCommitGroup => "wgmma.commit_group",
         })

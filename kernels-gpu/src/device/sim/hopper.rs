@@ -5,6 +5,7 @@ use core::panic::Location;
 use super::bulk::POLICIES;
 use super::fault::{Meeting, Product};
 use super::machine::{access, meet, wait_for_phase, with};
+use super::matrix::LANES;
 use crate::abi::TensorMap;
 
 /// `setmaxnreg.dec`.
@@ -133,6 +134,24 @@ pub unsafe fn cp_async_bulk_tensor_store_if(
     let line = Location::caller();
     // SAFETY: the caller's contract.
     access(line, |m| unsafe { m.issue_store((map, at, policy), src, line) });
+}
+
+/// `cp.async.bulk.tensor.4d` from shared memory, by the warp's first lane.
+///
+/// # Safety
+/// `map` may be read; the rest of the PTX twin's contract is checked, but for other values in other lanes.
+#[track_caller]
+pub unsafe fn cp_async_bulk_tensor_store_elect(map: *const TensorMap, at: [i32; 4], src: u32, policy: u64) {
+    let line = Location::caller();
+    meet(Meeting::Elect, line, |_, _| {});
+    access(line, |m| {
+        if m.current.is_multiple_of(LANES) {
+            // SAFETY: the caller's contract.
+            unsafe { m.issue_store((map, at, policy), src, line) }
+        } else {
+            Ok(())
+        }
+    });
 }
 
 /// `cp.async.bulk.commit_group`.

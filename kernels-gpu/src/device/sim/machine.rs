@@ -264,6 +264,8 @@ impl Machine {
             Meeting::MmaBf16 => self.exchanges[warp].multiply(decode_bf16),
             Meeting::MmaF16 => self.exchanges[warp].multiply(decode_f16),
             Meeting::Stmatrix => self.store_matrix_rows(warp, at)?,
+            // Orders nothing between the lanes.
+            Meeting::Elect => {}
             Meeting::WgmmaFence => self.fence_products(warp),
             Meeting::WgmmaCommitGroup => self.commit_products(warp),
             Meeting::WgmmaWaitGroup(most_recent) => self.wait_for_products(warp, most_recent),

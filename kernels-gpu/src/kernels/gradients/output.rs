@@ -6,8 +6,9 @@ use super::super::warpgroup::{
 };
 use crate::abi::{MAPS_PER_APPLICATION, TensorMap};
 use crate::device::{
-    cp_async_bulk_commit_group, cp_async_bulk_tensor_store_if, cp_async_bulk_wait_group_read, createpolicy_evict_first,
-    fence_proxy_async, keep_alive, opaque, syncwarp, wgmma_commit_group, wgmma_fence, wgmma_wait_group,
+    cp_async_bulk_commit_group, cp_async_bulk_tensor_store_elect, cp_async_bulk_wait_group_read,
+    createpolicy_evict_first, fence_proxy_async, keep_alive, opaque, syncwarp, wgmma_commit_group, wgmma_fence,
+    wgmma_wait_group,
 };
 use crate::element::Element;
 use crate::tile::descriptor::Descriptor;
@@ -136,8 +137,9 @@ impl Output<'_> {
                 unroll!(P in 2 {
                     let at = [64 * P as i32, operands.row, self.item.head as i32, self.item.batch as i32];
                     let rows = self.panels + P as u32 * PANEL_BYTES + 16 * warp * ROW_BYTES;
-                    let is_panel = (P as u32) < N / 64 && lane == 0;
-                    cp_async_bulk_tensor_store_if(self.maps.wrapping_add(map), at, rows, policy, is_panel);
+                    if (P as u32) < N / 64 {
+                        cp_async_bulk_tensor_store_elect(self.maps.wrapping_add(map), at, rows, policy);
+                    }
                 });
             };
             if TRANS_S == 0 {

@@ -351,8 +351,8 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
         }
     }
 
-    /// Computes the outputs of this block's pairs. dQ of the second chunk is one warpgroup's and that of the first the other's, in turn;
-    /// dK is the first warpgroup's, dV the other's.
+    /// Computes the outputs of this block's pairs. dK, and dQ of the first chunk, are the first warpgroup's; dV, and dQ of the second chunk,
+    /// the other's.
     #[inline(always)]
     unsafe fn output<T: Element>(&self, index: u32, thread: u32) {
         let output = Output {
@@ -380,8 +380,9 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
         // Made anew in each stage, to save registers.
         let here = |value: u32| opaque(f32::from_bits(value)).to_bits();
         let elected = output.lane == 0;
-        // Whether the second chunk's dQ is this warpgroup's; so is the first one's where there is no other warpgroup.
-        let takes_second = Self::OUTPUTS == 1 || (own + index) & 1 == 0;
+        // Whether the second chunk's dQ is this warpgroup's, the one of dV, which is less work than dK; so is the first one's where
+        // there is no other warpgroup.
+        let takes_second = index == Self::OUTPUTS - 1;
         // 0: dK and dV of the second chunk; 1 and 2: its dQ and the first one's; 3: dK and dV of the first.
         let mut stage = if self.is_whole(first) { 0 } else { 2 };
         while stage < 4 {
