@@ -157,7 +157,7 @@ pub const fn kv_stages(key_tile: u32, value_tile: u32) -> u32 {
 }
 
 /// Shared memory for the barriers of a kernel, and 16 bytes of scratch.
-pub const BARRIER_BYTES: u32 = 256;
+pub const BARRIER_BYTES: u32 = 288;
 
 /// Shared memory for powers of a head's decay.
 pub const DECAY_TABLE_BYTES: u32 = 1808;

@@ -1,18 +1,13 @@
 //! One output of a chunk, dQ, dK or dV, as a warpgroup of either schedule makes it.
 
-use super::super::WorkItem;
 use super::super::warpgroup::{
-    Fragments, Rows, TableMasks, enqueue_scores, enqueue_values, load_fragments, product, step, store_rounded, wait,
+    Fragments, Rows, TableMasks, enqueue_scores, enqueue_values, load_fragments, product, step, wait,
 };
-use crate::abi::{MAPS_PER_APPLICATION, TensorMap};
-use crate::device::{
-    cp_async_bulk_commit_group, cp_async_bulk_tensor_store_elect, cp_async_bulk_wait_group_read,
-    createpolicy_evict_first, fence_proxy_async, keep_alive, opaque, syncwarp, wgmma_commit_group, wgmma_fence,
-    wgmma_wait_group,
-};
+use crate::abi::MAPS_PER_APPLICATION;
+use crate::device::{keep_alive, opaque, wgmma_commit_group, wgmma_fence, wgmma_wait_group};
 use crate::element::Element;
 use crate::tile::descriptor::Descriptor;
-use crate::tile::shared::{PANEL_BYTES, ROW_BYTES};
+use crate::tile::shared::ROW_BYTES;
 use crate::tile::unroll;
 
 /// Tensor maps among those of dq, dk and dv as applications (B7): x, y, z, o of each.
@@ -28,45 +23,38 @@ pub mod map {
     pub const CHECKPOINTS: usize = 3 * MAPS_PER_APPLICATION;
 }
 
-/// One output of a chunk: where its operands are and where it goes.
+/// Where the operands of one output of a chunk are.
 pub struct Operands {
     pub x: u32,
     pub y: u32,
     pub z: u32,
     pub s: u32,
-    /// Whether dQ; otherwise dK or dV.
-    pub forward: bool,
-    /// Row of the tensors that is this warp's first.
-    pub row: i32,
     /// Whether what was rounded off P counts.
     pub counts_remainder: bool,
     /// Y and Z of the chunk before, where S is the state that entered that one.
     pub before: Option<[u32; 2]>,
 }
 
-/// A warp that makes outputs: where it stores them, and what it may use meanwhile.
-pub struct Output<'a> {
-    pub maps: *const TensorMap,
-    pub item: &'a WorkItem,
-    /// Panels of its warpgroup's results.
-    pub panels: u32,
+/// A warp that makes outputs.
+#[derive(Clone, Copy)]
+pub struct OutputWarp {
     pub scratch: u32,
     pub warp: u32,
     pub lane: u32,
 }
 
-impl Output<'_> {
+impl OutputWarp {
     /// O = c ((X Yᵀ ⊙ M) Z + Λ X S) of a chunk, X and Y of `K` columns, Z and O of `N`; the copy of S, of `S_ROWS` rows, is stored
-    /// `[k, n]` (`TRANS_S` = 1: dQ and dK) or `[n, k]` (dV). When it returns all lanes have read their operands.
+    /// `[k, n]` (`TRANS_S` = 1: dQ and dK) or `[n, k]` (dV).
     ///
     /// # Safety
-    /// All threads of the warpgroup together; the operands are visible to it, and the maps are those of the launch.
+    /// All threads of the warpgroup together; the operands are visible to it.
     #[inline(always)]
     pub unsafe fn apply<T: Element, const K: u32, const N: u32, const TRANS_S: u32, const S_ROWS: u32>(
         &self,
         operands: &Operands,
         masks: &TableMasks,
-    ) {
+    ) -> Rows {
         let (warp, lane) = (self.warp, self.lane);
         let s_panel_bytes = S_ROWS * ROW_BYTES;
         // What two products share is not worth registers across the branch between them; and ptxas, given the choice, makes
@@ -122,41 +110,16 @@ impl Output<'_> {
             // SAFETY: as above.
             last = unsafe { self.add_before::<T, K, N>(&mut o, &a, before, masks, operands.counts_remainder) };
         }
-        // The store before has left the panels.
-        cp_async_bulk_wait_group_read::<0>();
-        syncwarp();
         wait::<N>(&mut o);
-        // SAFETY: scratch is for this; each warp stores its own 16 rows.
-        unsafe {
-            keep_alive(&last, self.scratch);
-            store_rounded::<T, N>(self.panels, PANEL_BYTES, 16 * warp, lane, &o);
-            fence_proxy_async();
-            syncwarp();
-            let policy = createpolicy_evict_first();
-            let store = |map: usize| {
-                unroll!(P in 2 {
-                    let at = [64 * P as i32, operands.row, self.item.head as i32, self.item.batch as i32];
-                    let rows = self.panels + P as u32 * PANEL_BYTES + 16 * warp * ROW_BYTES;
-                    if (P as u32) < N / 64 {
-                        cp_async_bulk_tensor_store_elect(self.maps.wrapping_add(map), at, rows, policy);
-                    }
-                });
-            };
-            if TRANS_S == 0 {
-                store(map::DV);
-            } else if operands.forward {
-                store(map::DQ);
-            } else {
-                store(map::DK);
-            }
-            cp_async_bulk_commit_group();
-        }
+        // SAFETY: scratch is for this.
+        unsafe { keep_alive(&last, self.scratch) };
+        o
     }
 
     /// O ← O + (c X Yᵀ ⊙ M) Z, Y and Z of the chunk before: enqueues the last products, and returns their A operand.
     ///
     /// # Safety
-    /// As [`Output::apply`]; products of `a` on O may be on their way.
+    /// As [`OutputWarp::apply`]; products of `a` on O may be on their way.
     #[inline(always)]
     unsafe fn add_before<T: Element, const K: u32, const N: u32>(
         &self,

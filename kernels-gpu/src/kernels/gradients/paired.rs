@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | 0 state | 0, 1 | 120, 136 | 64 rows of Gᵀ `[E, D]` in f32: publishes them rounded and updates them |
 //! | 1, 2 output | 2 | 184, 200 | of a pair dK and dV of the second chunk, dQ of both, dK and dV of the first |
-//! | 3 producer | 3 | 24 | one thread loads Q and dO, another K, V and the checkpoint |
+//! | 3 copies | 3 | 24, 40 | one thread loads Q and dO, one K, V and the checkpoints, one for each output warpgroup stores |
 //!
 //! The second chunk's dQ takes the checkpoint and the first chunk's K and V:
 //!
@@ -26,15 +26,18 @@
 //! | powers of λ | 1808 |
 
 use super::super::chunk_output::FEW_ROWS;
-use super::super::warpgroup::{DecayTable, StatePlace, WARPS, load_scaled_columns, store_rounded, update_state, wait};
+use super::super::warpgroup::{
+    DecayTable, Rows, StatePlace, WARPS, load_scaled_columns, store_rounded, update_state, wait,
+};
 use super::super::{WorkItem, div_rem, head_decay};
-use super::output::{Operands, Output, map};
+use super::output::{Operands, OutputWarp, map};
 use crate::abi::{Params, TensorMap};
 use crate::decay::Decay;
 use crate::device::{
-    cp_async_bulk_tensor_load_if, cp_async_bulk_wait_group, createpolicy_evict_first, createpolicy_evict_normal,
-    dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if,
-    opaque, setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp, thread_idx_x,
+    cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if, cp_async_bulk_wait_group,
+    cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal, dynamic_smem,
+    fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, opaque,
+    setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp, thread_idx_x,
 };
 use crate::element::Element;
 use crate::tile::pipeline::{Ring, Slot};
@@ -63,6 +66,10 @@ pub unsafe fn paired_gradients<T: Element, const D: u32, const E: u32, const STA
         block.kv.init(1, outputs * WARPS, thread == 0);
         block.s.init(1, outputs * WARPS, thread == 0);
         block.g.init(states * WARPS, outputs * WARPS, thread == 0);
+        block.staging(0).init(WARPS, 1, thread == 0);
+        if outputs == 2 {
+            block.staging(1).init(WARPS, 1, thread == 0);
+        }
         block.table.fill(decay, params.scale, thread);
     }
     fence_mbarrier_init();
@@ -82,6 +89,8 @@ pub unsafe fn paired_gradients<T: Element, const D: u32, const E: u32, const STA
                 block.produce_q_do();
             } else if thread == 32 {
                 block.produce_kv();
+            } else if thread.is_multiple_of(32) && thread / 32 - 2 < outputs {
+                block.store(thread / 32 - 2);
             }
         }
         return;
@@ -114,6 +123,7 @@ struct Block<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32
     s: Ring<1>,
     g: Ring<2>,
     o_panels: u32,
+    o_barriers: u32,
     scratch: u32,
     table: DecayTable,
     maps: *const TensorMap,
@@ -156,6 +166,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
             s: Ring::new(s_slot, state_bytes, s_barriers),
             g: Ring::new(g_slots, state_bytes, g_barriers),
             o_panels,
+            o_barriers: g_barriers + Ring::<2>::BARRIER_BYTES,
             scratch: barriers + BARRIER_BYTES - 16,
             table: DecayTable(barriers + BARRIER_BYTES),
             maps,
@@ -355,36 +366,110 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
     /// the other's.
     #[inline(always)]
     unsafe fn output<T: Element>(&self, index: u32, thread: u32) {
-        let output = Output {
-            maps: self.maps,
-            item: &self.item,
-            panels: self.o_panels + index * Self::OUTPUT_BYTES,
-            scratch: self.scratch,
-            warp: thread / 32,
-            lane: thread % 32,
-        };
+        let output = OutputWarp { scratch: self.scratch, warp: thread / 32, lane: thread % 32 };
         let mut pair = self.last_own_pair();
-        let mut own = 0;
+        let (mut own, mut staged) = (0, 0);
         while let Some(first) = pair {
             // SAFETY: by this function's contract.
-            unsafe { self.output_pair::<T>(&output, index, first, own) };
+            unsafe { self.output_pair::<T>(output, index, first, own, &mut staged) };
             own += 1;
+            pair = self.own_pair_before(first);
+        }
+    }
+
+    /// Where a warpgroup leaves its outputs to be stored.
+    #[inline(always)]
+    fn staging(&self, index: u32) -> Ring<1> {
+        let barriers = self.o_barriers + index * Ring::<1>::BARRIER_BYTES;
+        Ring::new(self.o_panels + index * Self::OUTPUT_BYTES, Self::OUTPUT_BYTES, barriers)
+    }
+
+    /// Leaves a warp's 16 rows of an output, `N` columns, to be stored.
+    #[inline(always)]
+    unsafe fn stage<T: Element, const N: u32>(&self, output: OutputWarp, index: u32, staged: &mut u32, o: &Rows) {
+        let OutputWarp { warp, lane, .. } = output;
+        let slot = self.staging(index).at(*staged);
+        // SAFETY: the slot is free; each warp stores its own 16 rows and says so.
+        unsafe {
+            slot.wait_empty();
+            store_rounded::<T, N>(slot.address, PANEL_BYTES, 16 * warp, lane, o);
+            fence_proxy_async();
+            syncwarp();
+            mbarrier_arrive_if(slot.full, lane == 0);
+        }
+        *staged += 1;
+    }
+
+    /// Stores what an output warpgroup leaves.
+    #[inline(always)]
+    unsafe fn store(&self, index: u32) {
+        let (head, batch) = (self.item.head as i32, self.item.batch as i32);
+        let policy = createpolicy_evict_first();
+        let mut staged = 0;
+        let mut store = |map: usize, chunk: u32, panels: u32| {
+            let slot = self.staging(index).at(staged);
+            staged += 1;
+            // SAFETY: the slot is full, and freed when it was read.
+            unsafe {
+                slot.wait_full();
+                let mut row = 0;
+                while row < CHUNK {
+                    unroll!(P in 2 {
+                        let at = [64 * P as i32, self.tensor_row(chunk) + row as i32, head, batch];
+                        let from = slot.address + P as u32 * PANEL_BYTES + row * ROW_BYTES;
+                        cp_async_bulk_tensor_store_if(self.maps.wrapping_add(map), at, from, policy, (P as u32) < panels);
+                    });
+                    row += 16;
+                }
+                cp_async_bulk_commit_group();
+                cp_async_bulk_wait_group_read::<0>();
+                mbarrier_arrive_if(slot.empty, true);
+            }
+        };
+        let mut pair = self.last_own_pair();
+        while let Some(first) = pair {
+            let mut stage = self.first_stage(first);
+            while stage < 4 {
+                let (of_second, is_dq) = (stage < 2, stage == 1 || stage == 2);
+                let chunk = first + u32::from(of_second);
+                if !is_dq && index == Self::OUTPUTS - 1 {
+                    store(map::DV, chunk, Self::PANELS[1]);
+                }
+                if is_dq && self.makes_dq(index, of_second) {
+                    store(map::DQ, chunk, Self::PANELS[0]);
+                }
+                if !is_dq && index == 0 {
+                    store(map::DK, chunk, Self::PANELS[0]);
+                }
+                stage += 1;
+            }
             pair = self.own_pair_before(first);
         }
         cp_async_bulk_wait_group::<0>();
     }
 
+    /// The stages of a pair: 0, dK and dV of the second chunk, if there is one; 1 and 2, its dQ and the first one's; 3, dK and dV of the
+    /// first. This is where they begin.
+    #[inline(always)]
+    fn first_stage(&self, first: u32) -> u32 {
+        if self.is_whole(first) { 0 } else { 2 }
+    }
+
+    /// Whether a warpgroup makes dQ of the second chunk, or the first. The second one's is more work, as dK is more than dV; where there
+    /// is but one warpgroup, it makes both.
+    #[inline(always)]
+    fn makes_dq(&self, index: u32, of_second: bool) -> bool {
+        Self::OUTPUTS == 1 || (index == 1) == of_second
+    }
+
     /// Computes what this warpgroup does for a pair, the `own`-th of this block.
     #[inline(always)]
-    unsafe fn output_pair<T: Element>(&self, output: &Output<'_>, index: u32, first: u32, own: u32) {
+    unsafe fn output_pair<T: Element>(&self, output: OutputWarp, index: u32, first: u32, own: u32, staged: &mut u32) {
         // Made anew in each stage, to save registers.
         let here = |value: u32| opaque(f32::from_bits(value)).to_bits();
         let elected = output.lane == 0;
-        // Whether the second chunk's dQ is this warpgroup's, the one of dV, which is less work than dK; so is the first one's where
-        // there is no other warpgroup.
-        let takes_second = index == Self::OUTPUTS - 1;
-        // 0: dK and dV of the second chunk; 1 and 2: its dQ and the first one's; 3: dK and dV of the first.
-        let mut stage = if self.is_whole(first) { 0 } else { 2 };
+        let takes_second = self.makes_dq(index, true);
+        let mut stage = self.first_stage(first);
         while stage < 4 {
             let (of_second, is_dq) = (stage < 2, stage == 1 || stage == 2);
             let chunk = first + u32::from(of_second);
@@ -409,15 +494,13 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
             }
             // A lone first chunk's dQ is nobody else's; its checkpoint has to be waited for all the same, or the wait for the next
             // could pass at once.
-            if stage != 2 || Self::OUTPUTS == 1 || !takes_second {
+            if stage != 2 || self.makes_dq(index, false) {
                 let is_short = self.item.first_row + (chunk + 1) * CHUNK > self.seq_len;
                 let dv = Operands {
                     x: k.address,
                     y: q.address,
                     z: q.address + Self::NARROW,
                     s: copy.address,
-                    forward: is_dq,
-                    row: self.tensor_row(chunk) + 16 * output.warp as i32,
                     counts_remainder: is_short || self.seq_len <= FEW_ROWS,
                     before: None,
                 };
@@ -430,10 +513,12 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
                 // SAFETY: the slots and the state are full.
                 unsafe {
                     if !is_dq && index == Self::OUTPUTS - 1 {
-                        output.apply::<T, D, E, 0, E>(&dv, &masks);
+                        let o = output.apply::<T, D, E, 0, E>(&dv, &masks);
+                        self.stage::<T, E>(output, index, staged, &o);
                     }
                     if is_dq || index == 0 {
-                        output.apply::<T, E, D, 1, E>(&dq_or_dk, &masks);
+                        let o = output.apply::<T, E, D, 1, E>(&dq_or_dk, &masks);
+                        self.stage::<T, D>(output, index, staged, &o);
                     }
                 }
             }

@@ -29,15 +29,15 @@ use super::super::warpgroup::{
     update_state, wait,
 };
 use super::super::{WorkItem, div_rem, head_decay};
-use super::output::{Operands, Output, map};
+use super::output::{Operands, OutputWarp, map};
 use super::walk::{Visit, Walk};
 use crate::abi::{Params, TensorMap};
 use crate::decay::Decay;
 use crate::device::{
-    block_idx_x, cp_async_bulk_tensor_load_if, cp_async_bulk_wait_group, createpolicy_evict_first,
-    createpolicy_evict_normal, dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive,
-    mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp,
-    thread_idx_x,
+    block_idx_x, cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_elect,
+    cp_async_bulk_wait_group, cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal,
+    dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if,
+    setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp, thread_idx_x,
 };
 use crate::element::Element;
 use crate::tile::pipeline::Ring;
@@ -323,14 +323,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     #[inline(always)]
     unsafe fn output<T: Element>(&self, index: u32, thread: u32) {
         let (warp, lane) = (thread / 32, thread % 32);
-        let output = Output {
-            maps: self.maps,
-            item: &self.item,
-            panels: self.o_panels + index * Self::OUTPUT_BYTES,
-            scratch: self.scratch,
-            warp,
-            lane,
-        };
+        let output = OutputWarp { scratch: self.scratch, warp, lane };
         let (mut first, mut turns) = (self.walk.last_span(), self.item.share);
         // Slots before the walk, and chunks that this block has output.
         let (mut slots, mut own) = (0, 0);
@@ -351,7 +344,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
                     let slot = slots + at + (own - own_before);
                     let chunk = first + if forward { at } else { chunks - 1 - at };
                     // SAFETY: by this function's contract.
-                    unsafe { self.output_chunk::<T>(&output, index, chunk, forward, slot, own, &masks) };
+                    unsafe { self.output_chunk::<T>(output, index, chunk, forward, slot, own, &masks) };
                     own += 1;
                     at += stride;
                 }
@@ -375,7 +368,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     #[inline(always)]
     unsafe fn output_chunk<T: Element>(
         &self,
-        output: &Output<'_>,
+        output: OutputWarp,
         index: u32,
         chunk: u32,
         forward: bool,
@@ -400,8 +393,6 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             y: first.address,
             z: first.address + Self::NARROW,
             s: copy.address,
-            forward,
-            row: self.tensor_row(chunk) + 16 * output.warp as i32,
             counts_remainder: is_short || self.seq_len <= FEW_ROWS,
             before: None,
         };
@@ -410,10 +401,12 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         // SAFETY: the slots and the state are full.
         unsafe {
             if !forward && index == Self::OUTPUTS - 1 {
-                output.apply::<T, D, E, 0, E>(&dv, masks);
+                let o = output.apply::<T, D, E, 0, E>(&dv, masks);
+                self.store::<T, E>(output, index, &o, [map::DV; 2], false, chunk);
             }
             if index == if forward { own % Self::OUTPUTS } else { 0 } {
-                output.apply::<T, E, D, 1, E>(&dq_or_dk, masks);
+                let o = output.apply::<T, E, D, 1, E>(&dq_or_dk, masks);
+                self.store::<T, D>(output, index, &o, [map::DK, map::DQ], forward, chunk);
             }
             mbarrier_arrive_if(first.empty, elected);
             mbarrier_arrive_if(second.empty, elected);
@@ -423,6 +416,49 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             if Self::STATES == 2 {
                 mbarrier_arrive_if(second.empty, elected && index == 0);
             }
+        }
+    }
+
+    /// Stores a warp's 16 rows of a chunk's output, `N` columns, through its warpgroup's panels, as the first or the second tensor.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments)]
+    unsafe fn store<T: Element, const N: u32>(
+        &self,
+        output: OutputWarp,
+        index: u32,
+        o: &Rows,
+        maps: [usize; 2],
+        is_second: bool,
+        chunk: u32,
+    ) {
+        let OutputWarp { warp, lane, .. } = output;
+        let panels = self.o_panels + index * Self::OUTPUT_BYTES;
+        // The store before has left the panels.
+        cp_async_bulk_wait_group_read::<0>();
+        syncwarp();
+        // SAFETY: each warp stores its own 16 rows.
+        unsafe {
+            store_rounded::<T, N>(panels, PANEL_BYTES, 16 * warp, lane, o);
+            fence_proxy_async();
+            syncwarp();
+            let policy = createpolicy_evict_first();
+            let row = self.tensor_row(chunk) + 16 * warp as i32;
+            let store = |map: usize| {
+                unroll!(P in 2 {
+                    let at = [64 * P as i32, row, self.item.head as i32, self.item.batch as i32];
+                    let rows = panels + P as u32 * PANEL_BYTES + 16 * warp * ROW_BYTES;
+                    if (P as u32) < N / 64 {
+                        cp_async_bulk_tensor_store_elect(self.maps.wrapping_add(map), at, rows, policy);
+                    }
+                });
+            };
+            // Constants, or the map's address would be a select.
+            if is_second {
+                store(maps[1]);
+            } else {
+                store(maps[0]);
+            }
+            cp_async_bulk_commit_group();
         }
     }
 }
