@@ -234,18 +234,55 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
         }
     }
 
+    /// The filling of the `count`-th chunk that this block outputs, or of those that it does not. Each have half of the ring, so that none
+    /// wait behind the others.
+    #[inline(always)]
+    fn q_do(&self, owned: bool, count: u32) -> Slot {
+        if self.sharers == 1 {
+            return self.q_do.at(count);
+        }
+        let half = const { STAGES / 2 };
+        let first = if owned { 0 } else { half };
+        self.q_do.at(count / half * STAGES + first + count % half)
+    }
+
     /// Loads Q and dO of all chunks.
     #[inline(always)]
     unsafe fn produce_q_do(&self) {
         // The other sharers read them too.
         let policy = if self.sharers > 1 { createpolicy_evict_normal() } else { createpolicy_evict_first() };
-        let mut chunk = self.num_chunks();
-        let mut index = 0;
-        while chunk > 0 {
-            chunk -= 1;
-            // SAFETY: by this function's contract.
-            unsafe { self.load(self.q_do.at(index), [map::Q, map::DO], chunk, policy) };
-            index += 1;
+        let (mut own, mut others) = (0, 0);
+        // SAFETY: by this function's contract.
+        let mut load = |owned: bool, chunk: u32| unsafe {
+            let count = if owned { &mut own } else { &mut others };
+            self.load(self.q_do(owned, *count), [map::Q, map::DO], chunk, policy);
+            *count += 1;
+        };
+        let mut turns = self.item.share;
+        let mut first = self.last_pair();
+        // A pair's first chunk has to wait for that of the pair before; what needs not comes first.
+        let mut postponed = None;
+        loop {
+            let is_owned = turns == 0;
+            if self.is_whole(first) {
+                load(is_owned, first + 1);
+            }
+            if is_owned && self.sharers > 1 {
+                postponed = Some(first);
+            } else {
+                load(is_owned, first);
+                if let Some(chunk) = postponed.take() {
+                    load(true, chunk);
+                }
+            }
+            if first == 0 {
+                break;
+            }
+            first -= 2;
+            turns = if is_owned { self.sharers - 1 } else { turns - 1 };
+        }
+        if let Some(chunk) = postponed {
+            load(true, chunk);
         }
     }
 
@@ -308,7 +345,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
 
         // Pairs until this block outputs one; 0 when it does.
         let mut turns = self.item.share;
-        let mut slot = self.q_do.at(0);
+        let mut slot = self.q_do(turns == 0, 0);
         // SAFETY: the first filling.
         unsafe { slot.wait_full() };
         let mut a = load_do(slot.address);
@@ -330,7 +367,15 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
             // SAFETY: the slot is full; `a` is kept, and `g` left alone, until the wait below.
             unsafe { update_state::<T, D>(&mut g, chunk_decay, &a, slot.address) };
             // Meanwhile the next chunk's A.
-            let next_slot = self.q_do.at(self.num_chunks() - chunk);
+            // The first chunk of a pair comes last.
+            let next_turns = match turns {
+                _ if !chunk.is_multiple_of(2) => turns,
+                0 => self.sharers - 1,
+                _ => turns - 1,
+            };
+            let passed = self.num_chunks() - chunk;
+            let is_next_owned = next_turns == 0;
+            let next_slot = self.q_do(is_next_owned, if is_next_owned { own } else { passed - own });
             let mut next_a = a;
             if chunk > 0 {
                 // SAFETY: the next filling.
@@ -353,12 +398,8 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
             if chunk == 0 {
                 break;
             }
-            // The first chunk of a pair comes last.
-            if chunk.is_multiple_of(2) {
-                turns = if turns == 0 { self.sharers - 1 } else { turns - 1 };
-            }
             chunk -= 1;
-            (a, slot) = (next_a, next_slot);
+            (a, slot, turns) = (next_a, next_slot, next_turns);
         }
     }
 
@@ -478,8 +519,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
             // Only the very last pair may have but one chunk.
             let is_odd = self.item.share == 0 && !self.is_whole(self.last_pair());
             let chunks = (2 * own).saturating_sub(u32::from(is_odd));
-            let q = self.q_do.at(self.num_chunks() - 1 - chunk);
-            let k = self.kv.at(chunks + later);
+            let (q, k) = (self.q_do(true, chunks + later), self.kv.at(chunks + later));
             let copy = if is_dq { self.s.at(own) } else { self.g.at(chunks + later) };
             let first_k = || self.kv.at(here(chunks) + 1);
             // SAFETY: this warpgroup has yet to free these fillings, so it is less than two behind.
