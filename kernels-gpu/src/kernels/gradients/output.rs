@@ -64,6 +64,8 @@ impl OutputWarp {
         let (mut p, mut o) = ([0.0f32; 32], [0.0f32; 64]);
         // SAFETY: the operands are full.
         let x = unsafe { load_fragments::<K>(x_address, warp, lane) };
+        // Early, as shared memory is busy later.
+        let mask = masks.load();
         // P = X Yᵀ
         // SAFETY: the operands are full, and kept until the waits below.
         unsafe { enqueue_scores::<T, K>(&mut p, &x, y) };
@@ -79,7 +81,6 @@ impl OutputWarp {
         });
         wgmma_commit_group();
 
-        let mask = masks.load();
         wgmma_wait_group::<1, 32>(&mut p);
         let a = mask.apply::<T>(&p);
         wait::<N>(&mut o);
