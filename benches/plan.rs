@@ -22,7 +22,7 @@ mod grid {
 
     use anyhow::Result;
     use clap::Parser;
-    use lightning_attention::plan::Schedule;
+    use lightning_attention::plan::{Schedule, Sweep};
     use lightning_attention::{DType, Plan};
     use lightning_attention_kernels::variants::Arch;
 
@@ -92,10 +92,8 @@ mod grid {
                     continue;
                 }
                 let lean = pinned(&planned.clone().with_family(Arch::Sm90).with_sweep(true), 64);
-                let default = Plan::default_span(planned.problem());
-                // Sharers of checkpointed passes read the most.
-                let spans = [64, 128].map(|tile| pinned(&planned.clone().with_span(default), tile));
-                for plan in [lean].into_iter().chain(spans.into_iter().filter(|_| sharers <= 2)) {
+                let paired = pinned(&planned.clone().with_family(Arch::Sm90).with_checkpoints(true), 64);
+                for plan in [lean, paired] {
                     if !plans.contains(&plan) {
                         plans.push(plan);
                     }
@@ -124,7 +122,7 @@ mod grid {
             "segments",
             "sharers",
             "value_tiles",
-            "span",
+            "sweep",
             "ms",
             "predicted_ms",
         ])?;
@@ -166,7 +164,7 @@ mod grid {
                         schedule.segments,
                         list(schedule.sharers),
                         list(schedule.value_tiles),
-                        if is_checkpointed { plan.checkpoints().map(|c| c.span_len) } else { schedule.sweep },
+                        schedule.sweep.map_or("", |sweep| if sweep == Sweep::Lean { "lean" } else { "paired" }),
                         format!("{ms:.4}"),
                         format!("{:.4}", schedule.predicted_us / 1e3),
                     ))?;

@@ -281,9 +281,9 @@ fn element_types() {
 
 /// A plan with checkpoints, and memory for them that is right.
 fn checkpointed() -> (Plan, Region) {
-    let plan = Plan::new(&Problem::new(1, 2, 200, 64, 64), Device::H200).unwrap().with_span(64);
+    let plan = Plan::new(&Problem::new(1, 2, 200, 64, 64), Device::H200).unwrap().with_checkpoints(true);
     let len = plan.checkpoint_bytes() / 2;
-    assert_eq!(len, 2 * 4 * 64 * 64);
+    assert_eq!(len, 2 * 2 * 64 * 64);
     let extent = contiguous([1, 1, 1, len]);
     (plan, Region { address: 0x10_0000, len: Some(len), dtype: DType::Bf16, extent })
 }
@@ -292,16 +292,16 @@ fn checkpointed() -> (Plan, Region) {
 fn memory_that_holds_no_checkpoints() {
     let (plan, region) = checkpointed();
     let argument = "checkpoints";
-    let short = Error::BufferTooShort { argument, got: 32_767, expected: 32_768 };
+    let short = Error::BufferTooShort { argument, got: 16_383, expected: 16_384 };
     let alignment = |got| Error::Alignment { argument, got, expected: 16 };
     let element = Error::ElementType { argument, got: DType::F32, expected: DType::Bf16 };
-    let shape = [1, 1, 1, 32_767];
-    let bad_shape = Error::Shape { argument, got: shape, expected: [1, 1, 1, 32_768] };
+    let shape = [1, 1, 1, 16_383];
+    let bad_shape = Error::Shape { argument, got: shape, expected: [1, 1, 1, 16_384] };
     for (bad, error, message) in [
         (
-            Region { len: Some(32_767), ..region },
+            Region { len: Some(16_383), ..region },
             short,
-            "`checkpoints` holds 32767 elements, its shape and strides reach 32768",
+            "`checkpoints` holds 16383 elements, its shape and strides reach 16384",
         ),
         (
             Region { address: 0x10_0008, ..region },
@@ -317,14 +317,14 @@ fn memory_that_holds_no_checkpoints() {
         (
             Region { extent: contiguous(shape), ..region },
             bad_shape,
-            "`checkpoints` has shape [1, 1, 1, 32767], expected [1, 1, 1, 32768] ([batch, heads, seq_len, dim])",
+            "`checkpoints` has shape [1, 1, 1, 16383], expected [1, 1, 1, 16384] ([batch, heads, seq_len, dim])",
         ),
     ] {
         for is_written in [true, false] {
             is_err_with(plan.check_checkpoints(&bad, &[], is_written), &error, message);
         }
         // Where there are no checkpoints, nothing is looked at.
-        plan.clone().without_checkpoints().check_checkpoints(&bad, &[("o", bad)], true).unwrap();
+        plan.clone().with_checkpoints(false).check_checkpoints(&bad, &[("o", bad)], true).unwrap();
     }
     // Where only the caller knows the length, and where the buffer is longer.
     for len in [None, Some(40_000)] {

@@ -191,7 +191,7 @@ impl Gpu {
             let enqueue_us = self.enqueue_us(&mut attention, &sets[0], pass)?;
             let warm_ms = self.pass_ms(&mut attention, &sets, pass)?;
             let schedule = schedule(attention.plan(), pass);
-            let sweep = schedule.sweep.map_or_else(String::new, |span| format!("; spans of {span}"));
+            let sweep = if schedule.sweep.is_some() { "; one sweep" } else { "" };
             let note = format!("{} segments{sweep}; enqueue {enqueue_us:.1} us", schedule.segments);
             Ok(Timing { pass, first_ms, warm_ms, repetitions: REPETITIONS, note })
         };

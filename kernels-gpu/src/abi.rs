@@ -80,17 +80,8 @@ pub struct Params {
     pub slabs: u32,
     /// Blocks that share a slab of a segment: each carries the state along, and outputs every so manieth chunk.
     pub sharers: u32,
-    /// Rows between two checkpoints, a multiple of the chunk; a segment is a multiple of it, or at most as long.
-    pub span_len: u32,
-    /// Rounded Sᵀ `[batch·heads, spans, D / 64, E, 64]` (padded dims, 16-bit elements) that enter each span, or 0. The output kernel writes
-    /// them; the gradient kernels read them.
-    pub checkpoints: u64,
-    /// Workspace of the sweeping gradient kernel: an f32 state for each block, where segments have several spans.
-    pub stash: u64,
-    /// Spans of a sequence.
-    pub num_spans: u32,
-    /// Nothing.
-    pub padding: u32,
+    /// Whether the output kernel stores checkpoints: Sᵀ, rounded, as it enters every second chunk.
+    pub stores_checkpoints: u32,
 }
 
 /// Tensor maps of an application: x, y, z in boxes of a chunk's rows, o in boxes of a warp's 16 rows and of one.
@@ -99,8 +90,8 @@ pub const MAPS_PER_APPLICATION: usize = 5;
 /// Most tensor maps of a launch: those of its applications and that of the checkpoints.
 pub const MAX_MAPS: usize = MAPS_PER_APPLICATION * MAX_APPLICATIONS + 1;
 
-/// Tensor maps of a launch, those of each application in turn, then, where there are any, that of the checkpoints: columns and rows of
-/// panels `[64, 64]`, spans, sequences.
+/// Tensor maps of a launch, those of each application in turn, then, where there are any, that of the checkpoints
+/// `[batch·heads, ⌈N / 128⌉, D / 64, E, 64]` (padded dims, 16-bit elements): columns, rows of all panels, pairs of chunks, sequences.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TensorMaps(pub [TensorMap; MAX_MAPS]);
@@ -129,5 +120,5 @@ pub const BOX_COLS: u32 = 64;
 
 const _: () = assert!(size_of::<Rows>() == 32);
 const _: () = assert!(size_of::<Application>() == 152);
-const _: () = assert!(size_of::<Params>() == 3 * 152 + 72);
+const _: () = assert!(size_of::<Params>() == 3 * 152 + 48);
 const _: () = assert!(core::mem::offset_of!(Params, slopes) == 456);

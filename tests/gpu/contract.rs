@@ -7,7 +7,7 @@ use lightning_attention::cuda::cust::memory::DeviceBuffer;
 use lightning_attention::cuda::cust::stream::{Stream, StreamFlags};
 use lightning_attention::cuda::{Attention, DeviceView, DeviceViewMut, Engine, RawTensor};
 use lightning_attention::{Backward, DType, Error, Extent, Forward, Layout, Problem, Result};
-use lightning_attention_kernels::variants::{Arch, PAIR};
+use lightning_attention_kernels::variants::Arch;
 
 use crate::bench::gpu::{Gpu, Set};
 use crate::bench::{Pass, oracle};
@@ -18,9 +18,9 @@ fn problem() -> Problem {
     Problem::new(1, 2, 130, 64, 64)
 }
 
-/// [`problem`] with checkpoints every two chunks, where the device has kernels for them.
+/// [`problem`] with checkpoints, where the device has kernels for them.
 fn prepare_checkpointed(gpu: &Gpu) -> Attention {
-    let plan = gpu.engine.plan(&problem()).unwrap().with_family(Arch::Sm90).with_span(PAIR);
+    let plan = gpu.engine.plan(&problem()).unwrap().with_family(Arch::Sm90).with_checkpoints(true);
     gpu.engine.prepare_plan(plan).unwrap()
 }
 

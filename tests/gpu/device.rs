@@ -54,8 +54,8 @@ pub struct Pinned {
     pub sharers: Option<(u32, u32)>,
     /// Whether dq, dk and dv come from one sweep.
     pub sweep: Option<bool>,
-    /// Takes the checkpointed passes, with spans of so many rows.
-    pub span_len: Option<u32>,
+    /// Takes the checkpointed passes.
+    pub checkpoints: bool,
 }
 
 impl Pinned {
@@ -67,8 +67,8 @@ impl Pinned {
         if let Some(sweep) = self.sweep {
             plan = plan.with_sweep(sweep);
         }
-        if let Some(span_len) = self.span_len {
-            plan = plan.with_span(span_len);
+        if self.checkpoints {
+            plan = plan.with_checkpoints(true);
         }
         if let Some(segments) = self.segments {
             plan = plan.with_segments(segments, segments);
@@ -88,8 +88,8 @@ impl core::fmt::Display for Pinned {
         if let Some(sweep) = self.sweep {
             write!(f, " {}", if sweep { "one sweep" } else { "one kernel each" })?;
         }
-        if let Some(span_len) = self.span_len {
-            write!(f, " checkpoints every {span_len}")?;
+        if self.checkpoints {
+            write!(f, " from checkpoints")?;
         }
         if let Some(segments) = self.segments {
             write!(f, " in {segments} segments")?;
@@ -125,9 +125,10 @@ impl Cuda {
         let stream = self.gpu.stream.as_inner();
         // SAFETY: the caller's contract; the checkpoints have the plan's size.
         unsafe {
-            match self.pinned.span_len {
-                Some(_) => attention.forward_checkpointed_raw(stream, raw, checkpoints.as_device_ptr().as_raw()),
-                None => attention.forward_raw(stream, raw),
+            if self.pinned.checkpoints {
+                attention.forward_checkpointed_raw(stream, raw, checkpoints.as_device_ptr().as_raw())
+            } else {
+                attention.forward_raw(stream, raw)
             }
         }
     }
@@ -158,7 +159,7 @@ impl Backend for Cuda {
         let raw = Backward { q: q.raw, k: k.raw, v: v.raw, do_: do_.raw, dq, dk, dv };
         // SAFETY: as above.
         unsafe {
-            if self.pinned.span_len.is_some() {
+            if self.pinned.checkpoints {
                 let o = OnDevice::new(&vec![T::from_f32(f32::NAN); do_data.len()], raw.do_.extent);
                 let forward = Forward { q: raw.q, k: raw.k, v: raw.v, o: o.raw };
                 self.enqueue_forward(&mut attention, forward, &checkpoints)?;

@@ -3,7 +3,6 @@
 use lightning_attention::cuda::Attention;
 use lightning_attention::cuda::cust::stream::{Stream, StreamFlags};
 use lightning_attention::{DType, Problem};
-use lightning_attention_kernels::variants::PAIR;
 
 use crate::bench::gpu::{Gpu, Graph, Set};
 use crate::bench::{Pass, SEED};
@@ -13,17 +12,12 @@ fn problem() -> Problem {
     Problem::new(1, 3, 4000, 128, 64)
 }
 
-/// Whether backward is one sweep, the rows of a span, and the passes: between them all kernels run.
-const RUNS: [(bool, u32, [Pass; 2]); 4] = [
-    (false, PAIR, Pass::BOTH),
-    (true, PAIR, Pass::BOTH),
-    (true, PAIR, Pass::CHECKPOINTED),
-    (true, 2 * PAIR, Pass::CHECKPOINTED),
-];
+/// Whether backward is one sweep, and the passes: between them all kernels run.
+const RUNS: [(bool, [Pass; 2]); 3] = [(false, Pass::BOTH), (true, Pass::BOTH), (true, Pass::CHECKPOINTED)];
 
-/// Cut in segments and, with checkpoints, in spans.
-fn prepare(gpu: &Gpu, problem: &Problem, sweep: bool, span_len: u32) -> Attention {
-    let plan = gpu.engine.plan(problem).unwrap().with_sweep(sweep).with_span(span_len).with_segments(5, 5);
+/// Cut in segments.
+fn prepare(gpu: &Gpu, problem: &Problem, sweep: bool) -> Attention {
+    let plan = gpu.engine.plan(problem).unwrap().with_sweep(sweep).with_checkpoints(true).with_segments(5, 5);
     gpu.engine.prepare_plan(plan).unwrap()
 }
 
@@ -33,8 +27,8 @@ fn reruns_have_the_same_bits() {
     let _exclusive = exclusive();
     for problem in [SEED[0].problem(DType::Bf16), problem()] {
         let mut set = gpu.set(&problem, 0).unwrap();
-        for (sweep, span_len, passes) in RUNS {
-            let mut attention = prepare(gpu, &problem, sweep, span_len);
+        for (sweep, passes) in RUNS {
+            let mut attention = prepare(gpu, &problem, sweep);
             set.hold_checkpoints(attention.plan()).unwrap();
             let mut run = || {
                 set.poison().unwrap();
@@ -58,8 +52,8 @@ fn a_captured_graph_gives_the_same_bits() {
     let _exclusive = exclusive();
     let problem = problem();
     let mut set = gpu.set(&problem, 0).unwrap();
-    for (sweep, span_len, passes) in RUNS {
-        let mut attention = prepare(gpu, &problem, sweep, span_len);
+    for (sweep, passes) in RUNS {
+        let mut attention = prepare(gpu, &problem, sweep);
         set.hold_checkpoints(attention.plan()).unwrap();
         let enqueue = |attention: &mut _, set: &Set| {
             passes.into_iter().try_for_each(|pass| set.enqueue(attention, &gpu.stream, pass))
@@ -84,8 +78,8 @@ fn two_streams_with_an_attention_each() {
     let Some(gpu) = device() else { return };
     let _exclusive = exclusive();
     let problem = problem();
-    for (sweep, span_len, passes) in RUNS {
-        let prepare = || prepare(gpu, &problem, sweep, span_len);
+    for (sweep, passes) in RUNS {
+        let prepare = || prepare(gpu, &problem, sweep);
         let set = |seed, attention: &Attention| {
             let mut set = gpu.set(&problem, seed).unwrap();
             set.hold_checkpoints(attention.plan()).unwrap();
@@ -126,7 +120,7 @@ fn a_thread_without_a_context() {
     let set = gpu.set(&problem, 0).unwrap();
     std::thread::scope(|scope| {
         let run = || {
-            let mut attention = prepare(gpu, &problem, false, PAIR);
+            let mut attention = prepare(gpu, &problem, false);
             set.enqueue(&mut attention, &gpu.stream, Pass::Forward).unwrap();
             set.enqueue(&mut attention, &gpu.stream, Pass::Backward).unwrap();
             attention

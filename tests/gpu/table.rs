@@ -1,7 +1,7 @@
 //! The shared case table on the device.
 
 use lightning_attention::DType;
-use lightning_attention_kernels::variants::{Arch, PAIR};
+use lightning_attention_kernels::variants::Arch;
 
 use crate::common::cases::{self, Case};
 use crate::common::compare::Tolerance;
@@ -89,10 +89,11 @@ macro_rules! pinned {
     )*};
 }
 
-const PLANNED: Pinned = Pinned { family: None, segments: None, sharers: None, sweep: None, span_len: None };
+const PLANNED: Pinned = Pinned { family: None, segments: None, sharers: None, sweep: None, checkpoints: false };
 const PORTABLE: Pinned = Pinned { family: Some(Arch::Sm80), ..PLANNED };
-const EACH: Pinned = Pinned { sweep: Some(false), ..PLANNED };
+const EACH: Pinned = Pinned { family: Some(Arch::Sm90), sweep: Some(false), ..PLANNED };
 const SWEEP: Pinned = Pinned { family: Some(Arch::Sm90), sweep: Some(true), ..PLANNED };
+const PAIRS: Pinned = Pinned { family: Some(Arch::Sm90), checkpoints: true, ..PLANNED };
 
 pinned! {
     portable: PORTABLE;
@@ -109,11 +110,10 @@ pinned! {
     sweep: SWEEP;
     sweep_3_sharers: Pinned { sharers: Some((3, 64)), ..SWEEP };
     sweep_2_segments: Pinned { segments: Some(2), sharers: Some((2, 64)), ..SWEEP };
-    pairs: Pinned { span_len: Some(PAIR), sharers: Some((1, 64)), ..PLANNED };
-    pairs_3_sharers: Pinned { span_len: Some(PAIR), sharers: Some((3, 64)), ..PLANNED };
-    pairs_2_segments: Pinned { span_len: Some(PAIR), segments: Some(2), sharers: Some((2, 64)), ..PLANNED };
-    spans_2_sharers: Pinned { span_len: Some(64), sharers: Some((2, 64)), ..PLANNED };
-    spans_2_segments: Pinned { span_len: Some(256), segments: Some(2), sharers: Some((3, 64)), ..PLANNED };
+    pairs: Pinned { sharers: Some((1, 64)), ..PAIRS };
+    pairs_2_sharers: Pinned { sharers: Some((2, 64)), ..PAIRS };
+    pairs_3_sharers: Pinned { sharers: Some((3, 64)), ..PAIRS };
+    pairs_2_segments: Pinned { segments: Some(2), sharers: Some((2, 64)), ..PAIRS };
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What must hold for any plan.
 
-use lightning_attention::plan::{Checkpoints, Device, Launch, Schedule};
+use lightning_attention::plan::{Checkpoints, Device, Launch, Schedule, Sweep};
 use lightning_attention::{DType, Plan, Problem, Slopes};
 use lightning_attention_kernels::variants::{Arch, CHUNK, Op, PAIR, VARIANTS, Variant};
 use proptest::prelude::*;
@@ -80,14 +80,13 @@ fn check_plan(plan: &Plan) {
     let most = passes(plan).iter().map(|(schedule, ..)| schedule.workspace_bytes).max();
     assert_eq!(Some(plan.workspace_bytes()), most);
 
-    let Some(&Checkpoints { span_len, bytes, .. }) = plan.checkpoints() else {
+    let Some(&Checkpoints { bytes, .. }) = plan.checkpoints() else {
         assert_eq!(plan.checkpoint_bytes(), 0);
         assert!(launches[2..] == launches[..2], "without checkpoints the passes are the plain ones");
         return;
     };
-    let spans = problem.seq_len.div_ceil(span_len as usize);
-    assert!(spans > 1 && span_len.is_multiple_of(CHUNK), "spans of {span_len}");
-    assert_eq!(bytes, problem.batch * problem.heads * spans * state_len(problem) * problem.dtype.size());
+    let pairs = problem.seq_len.div_ceil(PAIR as usize);
+    assert_eq!(bytes, problem.batch * problem.heads * pairs * state_len(problem) * problem.dtype.size());
     assert_eq!(plan.checkpoint_bytes(), bytes);
 }
 
@@ -99,30 +98,21 @@ fn check_pass(
     checkpoints: Option<&Checkpoints>,
 ) {
     segments_cover(problem, schedule);
-    let Schedule { segments, segment_len, sharers, sweep, paired, .. } = *schedule;
+    let Schedule { segments, segment_len, sharers, sweep, .. } = *schedule;
     let sequences = problem.batch * problem.heads;
+    let is_paired = sweep == Some(Sweep::Paired);
     // S forward; S and G backward, G alone where S was stored.
-    let num_states = if is_forward || checkpoints.is_some() { 1 } else { 2 };
+    let num_states = if is_forward || is_paired { 1 } else { 2 };
     let array_bytes = if segments > 1 { sequences * segments as usize * state_bytes(problem) } else { 0 };
-    // Where a block walks several spans, it puts G aside.
-    let blocks = sequences * (segments * sharers[0]) as usize;
-    let stash_bytes = match sweep {
-        Some(span_len) if span_len < segment_len && !paired => blocks * state_bytes(problem),
-        _ => 0,
-    };
-    assert_eq!(schedule.workspace_bytes, num_states * array_bytes + stash_bytes, "{schedule:?}");
-    match (is_forward, checkpoints, sweep) {
-        (true, _, sweep) => assert_eq!(sweep, None),
-        // Lean: every segment is one span.
-        (false, None, sweep) => assert!(sweep.is_none_or(|span_len| span_len == segment_len), "{schedule:?}"),
-        (false, Some(checkpoints), sweep) => assert_eq!(sweep, Some(checkpoints.span_len)),
+    assert_eq!(schedule.workspace_bytes, num_states * array_bytes, "{schedule:?}");
+    match (is_forward, checkpoints) {
+        (true, _) => assert_eq!(sweep, None),
+        (false, None) => assert_ne!(sweep, Some(Sweep::Paired)),
+        (false, Some(_)) => assert_eq!(sweep, Some(Sweep::Paired)),
     }
     if checkpoints.is_some() || sweep.is_some() {
         assert_eq!(schedule.arch, Arch::Sm90);
     }
-    let fits = padded(problem.head_dim) * padded(problem.value_dim) < 128 * 128;
-    let is_pair = checkpoints.is_some_and(|checkpoints| checkpoints.span_len == PAIR);
-    assert_eq!(paired, !is_forward && is_pair && fits, "{schedule:?}");
 
     let ops: Vec<Op> = launches.iter().map(|launch| launch.variant.op).collect();
     assert_eq!(ops.is_empty(), problem.seq_len == 0);
@@ -130,7 +120,8 @@ fn check_pass(
         let (states, outputs) = ops.split_at(if segments > 1 { 2 } else { 0 });
         assert!(states.is_empty() || states == [Op::ChunkState, Op::StateScan], "{ops:?}");
         match sweep {
-            Some(_) => assert_eq!(outputs, [if paired { Op::PairedGradients } else { Op::Gradients }]),
+            Some(Sweep::Lean) => assert_eq!(outputs, [Op::Gradients]),
+            Some(Sweep::Paired) => assert_eq!(outputs, [Op::PairedGradients]),
             None => assert!(!outputs.is_empty() && outputs.iter().all(|&op| op == Op::ChunkOutput), "{ops:?}"),
         }
     }
@@ -143,32 +134,17 @@ fn check_pass(
             let states = application.states..application.states + array_bytes as u64;
             assert!(AUXILIARY.workspace <= states.start && states.end <= states_end, "{schedule:?}");
         }
-        let span_len = match checkpoints {
-            Some(checkpoints) => {
-                assert_eq!(params.checkpoints, AUXILIARY.checkpoints);
-                assert_eq!(params.num_spans, params.seq_len.div_ceil(checkpoints.span_len));
-                checkpoints.span_len
-            }
-            None => {
-                assert_eq!((params.checkpoints, params.num_spans), (0, 0));
-                sweep.filter(|_| outputs_gradients(variant)).unwrap_or(0)
-            }
-        };
-        assert_eq!(params.span_len, span_len);
-        assert!(params.span_len.is_multiple_of(CHUNK), "spans of {span_len}");
-        if outputs_gradients(variant) {
+        let stores = is_forward && checkpoints.is_some() && variant.op == Op::ChunkOutput;
+        assert_eq!(params.stores_checkpoints, u32::from(stores));
+        if sweep.is_some() && matches!(variant.op, Op::Gradients | Op::PairedGradients) {
+            let blocks = sequences * (segments * sharers[0]) as usize;
             assert_eq!((x as usize, y, params.sharers, params.slabs), (blocks, 1, sharers[0], 1));
-            assert_eq!(params.stash, states_end);
             if segments > 1 {
-                assert!(segment_len.is_multiple_of(span_len), "spans of {span_len} cross segments of {segment_len}");
                 assert!(params.seq_len.is_multiple_of(segment_len), "segments of {segment_len} differ");
+                assert!(!is_paired || segment_len.is_multiple_of(PAIR), "segments of {segment_len} cut a pair");
             }
         }
     }
-}
-
-fn outputs_gradients(variant: &Variant) -> bool {
-    matches!(variant.op, Op::Gradients | Op::PairedGradients)
 }
 
 proptest! {
@@ -180,16 +156,10 @@ proptest! {
             prop_assert!(schedule.predicted_us <= schedule.uncut_us, "{schedule:?}");
         }
         prop_assert_eq!(&plan, &Plan::new(&problem, device).unwrap());
-        if let Some(checkpoints) = plan.with_span(Plan::default_span(&problem)).checkpoints() {
-            let state_bytes = state_len(&problem) * problem.dtype.size();
-            // At most a fifth of q, k, v and o, but for the last span; spans of half the length would be above it.
-            let row_bytes = 2 * (problem.head_dim + problem.value_dim) * problem.dtype.size();
-            let rows = problem.batch * problem.heads * problem.seq_len;
-            let rounding = problem.batch * problem.heads * state_bytes;
-            prop_assert!(5 * checkpoints.bytes <= rows * row_bytes + 5 * rounding, "{checkpoints:?}");
-            let half = checkpoints.span_len as usize / 2;
-            prop_assert!(half < PAIR as usize || 5 * state_bytes > half * row_bytes, "{checkpoints:?}");
-        }
+        // At most a fifth of q, k, v and o.
+        let row_bytes = 2 * (problem.head_dim + problem.value_dim) * problem.dtype.size();
+        let rows = problem.batch * problem.heads * problem.seq_len;
+        prop_assert!(5 * plan.checkpoint_bytes() <= rows * row_bytes, "{:?}", plan.checkpoints());
     }
 
     #[test]
@@ -197,11 +167,11 @@ proptest! {
         problem in problem(),
         device in device(),
         sweep in any::<bool>(),
-        span_len in 0..1024_u32,
+        checkpoints in any::<bool>(),
         forward in 0..512_u32,
         backward in 0..512_u32,
     ) {
-        let plan = Plan::new(&problem, device).unwrap().with_sweep(sweep).with_span(span_len);
+        let plan = Plan::new(&problem, device).unwrap().with_sweep(sweep).with_checkpoints(checkpoints);
         let plan = plan.with_segments(forward, backward);
         check_plan(&plan);
         for (schedule, is_forward, _) in passes(&plan) {
@@ -214,10 +184,10 @@ proptest! {
         problem in problem(),
         device in device(),
         sweep in any::<bool>(),
-        span_len in 0..1024_u32,
+        checkpoints in any::<bool>(),
         sharers in 1..=4_u32,
     ) {
-        let plan = Plan::new(&problem, device).unwrap().with_sweep(sweep).with_span(span_len).with_sharers(sharers, 64);
+        let plan = Plan::new(&problem, device).unwrap().with_sweep(sweep).with_checkpoints(checkpoints).with_sharers(sharers, 64);
         check_plan(&plan);
         for (schedule, ..) in passes(&plan) {
             let expected = if schedule.arch == Arch::Sm90 { sharers } else { 1 };
@@ -226,15 +196,19 @@ proptest! {
     }
 
     #[test]
-    fn pinned_spans(problem in problem(), device in device(), span_len in 0..4096_u32) {
+    fn pinned_checkpoints(problem in problem(), device in device()) {
         let planned = Plan::new(&problem, device).unwrap();
-        let plan = planned.clone().with_span(span_len);
-        check_plan(&plan);
-        let span_len = span_len.next_multiple_of(CHUNK).max(CHUNK);
-        let expected = (sweeps(&problem, device) && problem.seq_len > span_len as usize).then_some(span_len);
-        prop_assert_eq!(plan.checkpoints().map(|checkpoints| checkpoints.span_len), expected);
-        // The plain passes stay as they are.
-        prop_assert_eq!(plan.without_checkpoints(), planned.without_checkpoints());
+        let runs = sweeps(&problem, device)
+            && problem.seq_len >= PAIR as usize
+            && problem.head_dim.min(problem.value_dim) <= 64;
+        for wanted in [false, true] {
+            let plan = planned.clone().with_checkpoints(wanted);
+            check_plan(&plan);
+            prop_assert_eq!(plan.checkpoints().is_some(), wanted && runs);
+            // The plain passes stay as they are.
+            prop_assert_eq!((plan.forward(), plan.backward()), (planned.forward(), planned.backward()));
+        }
+        prop_assert_eq!(&planned.clone().with_checkpoints(planned.checkpoints().is_some()), &planned);
     }
 
     #[test]
@@ -247,16 +221,6 @@ proptest! {
             prop_assert_eq!((plan.forward(), plan.checkpoints()), (planned.forward(), planned.checkpoints()));
         }
         prop_assert_eq!(&planned.clone().with_sweep(planned.backward().sweep.is_some()), &planned);
-    }
-
-    #[test]
-    fn without_checkpoints(problem in problem(), device in device(), span_len in 0..1024_u32) {
-        let planned = Plan::new(&problem, device).unwrap().with_span(span_len);
-        let plan = planned.clone().without_checkpoints();
-        check_plan(&plan);
-        prop_assert_eq!(plan.checkpoints(), None);
-        prop_assert_eq!((plan.forward(), plan.backward()), (planned.forward(), planned.backward()));
-        prop_assert!(plan.workspace_bytes() <= planned.workspace_bytes());
     }
 
     #[test]

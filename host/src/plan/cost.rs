@@ -6,7 +6,7 @@
 
 use lightning_attention_kernels::variants::{Arch, CHUNK, Op, PAIR, SLAB, Variant};
 
-use super::{Device, Role, Schedule, find, gradients, state_len, tile};
+use super::{Device, Role, Schedule, Sweep, find, gradients, state_len, tile};
 use crate::Problem;
 
 /// Launching a kernel after another.
@@ -19,8 +19,6 @@ const MEMORY_BYTES_PER_US: f64 = 3.8e6;
 const L2_BYTES_PER_US: f64 = 7.0e6;
 /// The same for sweeps.
 const SWEEP_L2_BYTES_PER_US: f64 = 5.0e6;
-/// Between the spans of a sweep a block waits for a checkpoint to come and G to go and come back: for each byte of a state.
-const SPAN_US_PER_BYTE: f64 = 1.15e-4;
 /// The states, read and written by the scan.
 const SCAN_BYTES_PER_US: f64 = 1.9e6;
 /// Sharing a segment beyond this costs more L2 traffic than it brings.
@@ -64,16 +62,13 @@ pub(super) struct Pinned {
     pub value_tile: Option<u32>,
 }
 
-/// Whether plans sweep and keep checkpoints unless told otherwise: once the GPU records hold the gradient kernel.
-pub(super) const SWEEPS: bool = true;
-
 /// Picks between a kernel for each output and, backward, one sweep.
 pub(super) fn schedule(problem: &Problem, device: &Device, arch: Arch, roles: &[Role]) -> Schedule {
     let each = each(problem, device, arch, roles);
-    if !SWEEPS || arch == Arch::Sm80 || roles.len() == 1 {
+    if arch == Arch::Sm80 || roles.len() == 1 {
         return each;
     }
-    let sweep = sweep(problem, device, None);
+    let sweep = sweep(problem, device, Sweep::Lean);
     if sweep.predicted_us < each.predicted_us { sweep } else { each }
 }
 
@@ -82,9 +77,9 @@ pub(super) fn each(problem: &Problem, device: &Device, arch: Arch, roles: &[Role
     best_of_segments(problem, device, |segments| cost(problem, device, arch, roles, segments, Pinned::default()))
 }
 
-/// One sweep for all gradients, from checkpoints every so many rows or from none.
-pub(super) fn sweep(problem: &Problem, device: &Device, span_len: Option<u32>) -> Schedule {
-    best_of_segments(problem, device, |segments| sweep_cost(problem, device, segments, None, span_len))
+/// One sweep for all gradients.
+pub(super) fn sweep(problem: &Problem, device: &Device, sweep: Sweep) -> Schedule {
+    best_of_segments(problem, device, |segments| sweep_cost(problem, device, segments, None, sweep))
 }
 
 /// Picks the number of segments, in steps of half an octave: between those nothing is to be had.
@@ -119,7 +114,6 @@ pub(super) fn cost(
         sharers: [1; 3],
         value_tiles: [SLAB; 3],
         sweep: None,
-        paired: false,
         workspace_bytes: 0,
         predicted_us: 0.0,
         uncut_us: 0.0,
@@ -149,62 +143,47 @@ pub(super) fn cost(
     schedule
 }
 
-/// The schedule of a sweep with about `segments` segments, as many spans each as fit exactly, and its cost. Picks sharers unless they
-/// are given.
+/// The schedule of a sweep with about `segments` segments, all of the same length, and its cost. Picks sharers unless they are given.
 pub(super) fn sweep_cost(
     problem: &Problem,
     device: &Device,
     segments: u32,
     sharers: Option<u32>,
-    span_len: Option<u32>,
+    sweep: Sweep,
 ) -> Schedule {
     let chunks = chunks(problem);
-    let span_chunks = span_len.map_or(1, |span_len| span_len / CHUNK);
-    let fits = |segments: &u32| {
-        *segments == 1
-            || (problem.seq_len as u32).is_multiple_of(CHUNK * segments)
-                && (chunks / segments).is_multiple_of(span_chunks)
-    };
+    // Chunks that a block outputs together.
+    let together = if sweep == Sweep::Paired { PAIR / CHUNK } else { 1 };
+    let fits = |segments: &u32| *segments == 1 || (problem.seq_len as u32).is_multiple_of(CHUNK * together * segments);
     let segments = (1..=segments.clamp(1, chunks)).rev().find(fits).expect("one segment is always possible");
     let model = Model::new(problem, device, segments);
-    let segment_len = model.chunks_per_segment * CHUNK;
     let candidates = match sharers {
         Some(sharers) => sharers.max(1)..=sharers.max(1),
-        None => 1..=MOST_SHARERS.min(model.chunks_per_segment.div_ceil(span_chunks)),
+        None => 1..=MOST_SHARERS.min(model.chunks_per_segment.div_ceil(together)),
     };
     let (predicted_us, sharers) = candidates
-        .map(|sharers| (model.sweep_us(sharers, span_len), sharers))
+        .map(|sharers| (model.sweep_us(sharers, sweep), sharers))
         .min_by(|a, b| a.0.total_cmp(&b.0))
         .expect("there is a candidate");
     let mut schedule = Schedule {
         arch: Arch::Sm90,
         segments: model.segments,
-        segment_len,
+        segment_len: model.chunks_per_segment * CHUNK,
         sharers: [sharers; 3],
         value_tiles: [tile(problem.head_dim), tile(problem.head_dim), tile(problem.value_dim)],
-        sweep: Some(span_len.unwrap_or(segment_len)),
-        paired: is_paired(problem, span_len),
+        sweep: Some(sweep),
         workspace_bytes: 0,
         predicted_us,
         uncut_us: predicted_us,
     };
-    let num_states = if span_len.is_some() { 1 } else { 2 };
-    schedule.workspace_bytes = schedule.state_bytes(problem, num_states);
     if model.segments > 1 {
+        // S comes from checkpoints.
+        let num_states = if sweep == Sweep::Paired { 1 } else { 2 };
+        schedule.workspace_bytes = schedule.state_bytes(problem, num_states);
         schedule.predicted_us += model.states_us(num_states, schedule.workspace_bytes);
-        schedule.uncut_us = sweep_cost(problem, device, 1, None, span_len).predicted_us;
-    }
-    // Where a block walks several spans, it puts G aside while it is in one.
-    if !schedule.paired && span_len.is_some_and(|span_len| span_len < segment_len) {
-        let blocks = model.sequences * (model.segments * sharers) as usize;
-        schedule.workspace_bytes += blocks * state_len(problem) * 4;
+        schedule.uncut_us = sweep_cost(problem, device, 1, None, sweep).predicted_us;
     }
     schedule
-}
-
-/// Whether a sweep from such checkpoints loads every chunk once: where two chunks of all inputs fit a block.
-fn is_paired(problem: &Problem, span_len: Option<u32>) -> bool {
-    span_len == Some(PAIR) && tile(problem.head_dim) + tile(problem.value_dim) <= 192
 }
 
 impl Schedule {
@@ -215,10 +194,10 @@ impl Schedule {
     }
 
     /// The schedule of a forward pass that stores checkpoints besides.
-    pub(super) fn with_checkpoints(self, problem: &Problem, span_len: u32) -> Self {
+    pub(super) fn with_checkpoints(self, problem: &Problem) -> Self {
         let rows = (problem.batch * problem.heads * problem.seq_len) as f64;
         let bytes = state_len(problem) * problem.dtype.size();
-        let us = rows / f64::from(span_len) * bytes as f64 / MEMORY_BYTES_PER_US;
+        let us = rows / f64::from(PAIR) * bytes as f64 / MEMORY_BYTES_PER_US;
         Schedule { predicted_us: self.predicted_us + us, uncut_us: self.uncut_us + us, ..self }
     }
 }
@@ -314,35 +293,24 @@ impl<'a> Model<'a> {
     }
 
     /// The gradient kernels.
-    fn sweep_us(&self, sharers: u32, span_len: Option<u32>) -> f64 {
-        let paired = is_paired(self.problem, span_len);
-        let variant = gradients(self.problem, paired);
+    fn sweep_us(&self, sharers: u32, sweep: Sweep) -> f64 {
+        let variant = gradients(self.problem, sweep);
         let blocks = self.sequences * (self.segments * sharers) as usize;
         let (d, e) = (self.problem.head_dim as f64, self.problem.value_dim as f64);
-        let (shares, state) = (f64::from(sharers), state_len(self.problem) as f64);
-        let checkpoint = span_len.map_or(0.0, |span_len| state / f64::from(span_len));
-        // Elements of a row of the block's own chunks: what it reads first and writes, and what it reads again forward.
-        let own = 2.0 * d + 2.0 * e + 2.0 * d + e + checkpoint;
-        let again = if paired { 0.0 } else { d + 2.0 * e };
-        // What states take of the others' rows: Q and dO for G, K and V for S where a segment is one span.
-        let others = if span_len.is_some() { d + e } else { 2.0 * (d + e) };
-        // With checkpoints what is read twice is read from L2 once.
-        let memory_bytes = 2.0 * (own + if span_len.is_some() { 0.0 } else { again }) / shares;
-        let l2_bytes = 2.0 * ((own + again) / shares + others * (1.0 - 1.0 / shares));
-        let span_us = span_len
-            .filter(|_| !paired)
-            .map_or(0.0, |span_len| SPAN_US_PER_BYTE * state * 4.0 / f64::from(span_len / CHUNK));
+        let shares = f64::from(sharers);
+        let once = 2.0 * d + 2.0 * e + 2.0 * d + e;
+        // Elements of a row of the block's own chunks, and of the others', of which states take Q and dO, or K and V.
+        let (own, others, states) = match sweep {
+            Sweep::Lean => (once + d + 2.0 * e, 2.0 * (d + e), 2.0),
+            Sweep::Paired => (once + state_len(self.problem) as f64 / f64::from(PAIR), d + e, 1.0),
+        };
+        let memory_bytes = 2.0 * own / shares;
+        let l2_bytes = 2.0 * (own / shares + others * (1.0 - 1.0 / shares));
+        let l2_bytes = l2_bytes * L2_BYTES_PER_US / SWEEP_L2_BYTES_PER_US;
         let ChunkTime::Shared { state_us, output_us } = chunk_time(variant) else {
             unreachable!("sweeps share segments")
         };
-        // S is carried through all chunks, through one's own, or not at all.
-        let states = match span_len {
-            None => 2.0,
-            Some(_) if paired => 1.0,
-            Some(_) => 1.0 + 1.0 / shares,
-        };
-        let l2_bytes = l2_bytes * L2_BYTES_PER_US / SWEEP_L2_BYTES_PER_US;
-        let chunk_us = states * state_us + (output_us + span_us) / shares;
+        let chunk_us = states * state_us + output_us / shares;
         self.waves_us(variant, blocks, memory_bytes, l2_bytes, |_| chunk_us)
     }
 

@@ -3,7 +3,7 @@
 use lightning_attention_kernels::abi::{Application, MAPS_PER_APPLICATION, MAX_MAPS, Params, Rows, TensorMapSource};
 use lightning_attention_kernels::variants::{Arch, CHUNK, Op, SCAN_ELEMENTS, SLAB, Variant};
 
-use super::{Checkpoints, Plan, Schedule, find, gradients, tile};
+use super::{Plan, Schedule, Sweep, find, gradients, pairs, tile};
 use crate::problem::Region;
 use crate::view::{Backward, Forward};
 
@@ -67,13 +67,13 @@ pub struct Auxiliary {
 impl Plan {
     /// The launches of a forward pass. The tensors must have passed [`Problem::check_forward`](crate::Problem).
     pub fn forward_launches(&self, tensors: &Forward<Region, Region>, aux: Auxiliary) -> Launches {
-        self.forward_launches_of(&self.forward, None, tensors, aux)
+        self.forward_launches_of(&self.forward, false, tensors, aux)
     }
 
     /// The launches of a forward pass that stores checkpoints, where there are any ([`Plan::checkpoints`]).
     pub fn checkpointed_forward_launches(&self, tensors: &Forward<Region, Region>, aux: Auxiliary) -> Launches {
         match &self.checkpoints {
-            Some(checkpoints) => self.forward_launches_of(&checkpoints.forward, Some(checkpoints), tensors, aux),
+            Some(checkpoints) => self.forward_launches_of(&checkpoints.forward, true, tensors, aux),
             None => self.forward_launches(tensors, aux),
         }
     }
@@ -81,7 +81,7 @@ impl Plan {
     fn forward_launches_of(
         &self,
         schedule: &Schedule,
-        checkpoints: Option<&Checkpoints>,
+        stores_checkpoints: bool,
         tensors: &Forward<Region, Region>,
         aux: Auxiliary,
     ) -> Launches {
@@ -89,7 +89,7 @@ impl Plan {
         if self.problem.seq_len == 0 {
             return launches;
         }
-        let pass = Pass { plan: self, schedule, checkpoints, aux };
+        let pass = Pass { plan: self, schedule, stores_checkpoints, aux };
         let Forward { q, k, v, o } = *tensors;
         let o = pass.operation([q, k, v, o], pass.state(0, false), false);
         pass.push_states(&mut launches, &[o]);
@@ -99,13 +99,13 @@ impl Plan {
 
     /// The launches of a backward pass (B7). The tensors must have passed [`Problem::check_backward`](crate::Problem).
     pub fn backward_launches(&self, tensors: &Backward<Region, Region>, aux: Auxiliary) -> Launches {
-        self.backward_launches_of(&self.backward, None, tensors, aux)
+        self.backward_launches_of(&self.backward, tensors, aux)
     }
 
     /// The launches of a backward pass that reads what [`Plan::checkpointed_forward_launches`] stored for the same q, k, v.
     pub fn checkpointed_backward_launches(&self, tensors: &Backward<Region, Region>, aux: Auxiliary) -> Launches {
         match &self.checkpoints {
-            Some(checkpoints) => self.backward_launches_of(&checkpoints.backward, Some(checkpoints), tensors, aux),
+            Some(checkpoints) => self.backward_launches_of(&checkpoints.backward, tensors, aux),
             None => self.backward_launches(tensors, aux),
         }
     }
@@ -113,7 +113,6 @@ impl Plan {
     fn backward_launches_of(
         &self,
         schedule: &Schedule,
-        checkpoints: Option<&Checkpoints>,
         tensors: &Backward<Region, Region>,
         aux: Auxiliary,
     ) -> Launches {
@@ -121,14 +120,15 @@ impl Plan {
         if self.problem.seq_len == 0 {
             return launches;
         }
-        let pass = Pass { plan: self, schedule, checkpoints, aux };
+        let pass = Pass { plan: self, schedule, stores_checkpoints: false, aux };
         let Backward { q, k, v, do_, dq, dk, dv } = *tensors;
         // Where forward left S, only G is to be made.
-        let (s, g) = if checkpoints.is_some() { (0, 0) } else { (0, 1) };
+        let is_paired = schedule.sweep == Some(Sweep::Paired);
+        let (s, g) = if is_paired { (0, 0) } else { (0, 1) };
         let dq = pass.operation([do_, v, k, dq], pass.state(s, true), false);
         let dk = pass.operation([v, do_, q, dk], pass.state(g, true), true);
         let dv = pass.operation([k, q, do_, dv], pass.state(g, false), true);
-        if checkpoints.is_some() {
+        if is_paired {
             pass.push_states(&mut launches, &[dv]);
         } else {
             // S needs k, v as the forward pass does; its x and o are not used.
@@ -136,7 +136,7 @@ impl Plan {
             pass.push_states(&mut launches, &[state, dv]);
         }
         match schedule.sweep {
-            Some(span_len) => pass.push_sweep(&mut launches, &[dq, dk, dv], span_len),
+            Some(sweep) => pass.push_sweep(&mut launches, &[dq, dk, dv], sweep),
             None => pass.push_outputs(&mut launches, &[dq, dk, dv]),
         }
         launches
@@ -154,8 +154,8 @@ struct Operation {
 struct Pass<'a> {
     plan: &'a Plan,
     schedule: &'a Schedule,
-    /// To write forward, to read backward.
-    checkpoints: Option<&'a Checkpoints>,
+    /// Whether the output kernel stores checkpoints.
+    stores_checkpoints: bool,
     aux: Auxiliary,
 }
 
@@ -217,14 +217,13 @@ impl Pass<'_> {
             segment_len: self.schedule.segment_len,
             slabs: operations[0].application.value_dim.div_ceil(variant.value_tile.max(1)),
             sharers,
+            stores_checkpoints: (self.stores_checkpoints && variant.op == Op::ChunkOutput).into(),
             ..Params::default()
         };
         let mut tensor_maps = [TensorMapSource::default(); MAX_MAPS];
         let mut num_maps = MAPS_PER_APPLICATION * operations.len();
-        if let Some(checkpoints) = self.checkpoints {
-            (params.checkpoints, params.span_len) = (self.aux.checkpoints, checkpoints.span_len);
-            params.num_spans = params.seq_len.div_ceil(checkpoints.span_len);
-            tensor_maps[num_maps] = self.checkpoint_map(params.num_spans);
+        if params.stores_checkpoints != 0 || variant.op == Op::PairedGradients {
+            tensor_maps[num_maps] = self.checkpoint_map();
             num_maps += 1;
         }
         for (index, operation) in operations.iter().enumerate() {
@@ -246,16 +245,16 @@ impl Pass<'_> {
         Launch { variant, grid: [blocks, layers, 1], params, tensor_maps, num_maps }
     }
 
-    /// The checkpoints as the copy engine sees them: panels of 64 by 64 of each span of each sequence.
-    fn checkpoint_map(&self, num_spans: u32) -> TensorMapSource {
+    /// The checkpoints as the copy engine sees them: panels of 64 columns for each pair of chunks of each sequence.
+    fn checkpoint_map(&self) -> TensorMapSource {
         let problem = &self.plan.problem;
         let row = 64 * problem.dtype.size() as u64;
         let rows = self.state_len() / 64;
-        let state = row * u64::from(rows);
+        let (state, pairs) = (row * u64::from(rows), pairs(problem));
         TensorMapSource {
             address: self.aux.checkpoints,
-            dims: [64, rows, num_spans, (problem.batch * problem.heads) as u32],
-            strides: [row, state, state * u64::from(num_spans)],
+            dims: [64, rows, pairs as u32, (problem.batch * problem.heads) as u32],
+            strides: [row, state, state * pairs as u64],
             box_rows: 64,
         }
     }
@@ -271,15 +270,11 @@ impl Pass<'_> {
         }
     }
 
-    /// B8: dq, dk and dv in one sweep.
-    fn push_sweep(&self, launches: &mut Launches, operations: &[Operation], span_len: u32) {
-        let problem = &self.plan.problem;
-        let variant = gradients(problem, self.schedule.paired);
+    /// B8 or B9: dq, dk and dv in one sweep.
+    fn push_sweep(&self, launches: &mut Launches, operations: &[Operation], sweep: Sweep) {
+        let variant = gradients(&self.plan.problem, sweep);
         let mut launch = self.launch(variant, operations, self.schedule.sharers[0]);
-        let states = self.schedule.state_bytes(problem, if self.checkpoints.is_some() { 1 } else { 2 });
         launch.params.slabs = 1;
-        launch.params.stash = self.aux.workspace + states as u64;
-        launch.params.span_len = span_len;
         launches.push(launch);
     }
 

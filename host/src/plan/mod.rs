@@ -11,7 +11,7 @@ use lightning_attention_kernels::variants::{Arch, CHUNK, ElementType, Op, PAIR, 
 use crate::problem::Region;
 use crate::view::DType;
 use crate::{Error, Problem, Result};
-use cost::{Pinned, SWEEPS, cost, each, schedule, sweep, sweep_cost};
+use cost::{Pinned, cost, each, schedule, sweep, sweep_cost};
 pub use launches::{Auxiliary, Launch, Launches};
 
 /// Bytes to which every row of a tensor is aligned on the device.
@@ -53,10 +53,8 @@ pub struct Schedule {
     pub sharers: [u32; MAX_APPLICATIONS],
     /// Value columns of a slab, for each output of the pass.
     pub value_tiles: [u32; MAX_APPLICATIONS],
-    /// Rows of a span, where one sweep makes dq, dk and dv (`docs/algorithm.md`, B8); else each output has a kernel of its own.
-    pub sweep: Option<u32>,
-    /// Whether the sweep loads every chunk once for all three (B9): from checkpoints every [`PAIR`] rows, dims up to 128 and 64.
-    pub paired: bool,
+    /// How one sweep makes dq, dk and dv; else each output has a kernel of its own.
+    pub sweep: Option<Sweep>,
     /// f32 states kept between the kernels of the pass or within one, bytes.
     pub workspace_bytes: usize,
     /// What the cost model expects, microseconds on an H200.
@@ -65,15 +63,22 @@ pub struct Schedule {
     pub uncut_us: f64,
 }
 
+/// One kernel for dq, dk and dv.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sweep {
+    /// Without checkpoints, walking each segment forward for dq and then backward (`docs/algorithm.md`, B8).
+    Lean,
+    /// From checkpoints, walking each segment backward by pairs of chunks (B9).
+    Paired,
+}
+
 /// States that a forward pass stores, rounded to the element type, so that backward need not make them again.
 ///
-/// Plans have none unless [`Plan::with_span`] asks for them, which takes a GPU of [`Arch::Sm90`] and sequences longer than a span.
-/// Without, the checkpointed passes are the plain ones and need no memory, so that callers may always use that pair.
+/// Only GPUs of [`Arch::Sm90`] have kernels for them, for sequences of at least 128 rows and where one of the dims is at most 64.
+/// Elsewhere the checkpointed passes are the plain ones and need no memory, so that callers may always use that pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Checkpoints {
-    /// Rows between two checkpoints; see [`Plan::default_span`].
-    pub span_len: u32,
-    /// States `[batch·heads, ⌈N / span_len⌉, D / 64, E, 64]` of the problem's element type, dims padded to multiples of 64, bytes.
+    /// States `[batch·heads, ⌈N / 128⌉, D / 64, E, 64]` of the problem's element type, dims padded to multiples of 64, bytes.
     pub bytes: usize,
     /// How the forward pass runs that stores them.
     pub forward: Schedule,
@@ -120,49 +125,37 @@ impl Plan {
         };
         let (forward, backward) = (best(&FORWARD), best(&BACKWARD));
         let plan = Plan { problem: problem.clone(), device, forward, backward, checkpoints: None };
-        if !SWEEPS {
-            return Ok(plan);
-        }
-        let plan = plan.with_span(Plan::default_span(problem));
+        let plan = plan.with_checkpoints(true);
         let us = |forward: &Schedule, backward: &Schedule| forward.predicted_us + backward.predicted_us;
-        let pays = |c: &Checkpoints| us(&c.forward, &c.backward) < us(&plan.forward, &plan.backward);
-        Ok(if plan.checkpoints.as_ref().is_some_and(pays) { plan } else { plan.without_checkpoints() })
+        let pays = |c: &Checkpoints| {
+            let row_bytes = 2 * (problem.head_dim + problem.value_dim) * problem.dtype.size();
+            5 * c.bytes <= problem.batch * problem.heads * problem.seq_len * row_bytes
+                && us(&c.forward, &c.backward) < us(&plan.forward, &plan.backward)
+        };
+        let pays = plan.checkpoints.as_ref().is_some_and(pays);
+        Ok(plan.with_checkpoints(pays))
     }
 
-    /// The plan with checkpoints every `span_len` rows, rounded up to whole chunks. Without any where there
-    /// are no kernels for them or but one span.
-    pub fn with_span(mut self, span_len: u32) -> Self {
-        let span_len = span_len.clamp(1, 1 << 30).next_multiple_of(CHUNK);
+    /// The plan with checkpoints, where there are kernels for them, or without: the checkpointed passes are then the plain ones. Plans
+    /// have them where that is faster and takes at most a fifth of the memory of q, k, v and o.
+    pub fn with_checkpoints(mut self, wanted: bool) -> Self {
         let problem = &self.problem;
-        let spans = problem.seq_len.div_ceil(span_len as usize);
-        let runs = spans > 1 && families(problem, &self.device).contains(&Arch::Sm90);
-        self.checkpoints = runs.then(|| Checkpoints {
-            span_len,
-            bytes: problem.batch * problem.heads * spans * state_len(problem) * problem.dtype.size(),
-            forward: schedule(problem, &self.device, Arch::Sm90, &FORWARD).with_checkpoints(problem, span_len),
-            backward: sweep(problem, &self.device, Some(span_len)),
+        let runs = families(problem, &self.device).contains(&Arch::Sm90)
+            && problem.seq_len >= PAIR as usize
+            && tile(problem.head_dim).min(tile(problem.value_dim)) == SLAB;
+        self.checkpoints = (wanted && runs).then(|| Checkpoints {
+            bytes: problem.batch * problem.heads * pairs(problem) * state_len(problem) * problem.dtype.size(),
+            forward: schedule(problem, &self.device, Arch::Sm90, &FORWARD).with_checkpoints(problem),
+            backward: sweep(problem, &self.device, Sweep::Paired),
         });
         self
     }
 
-    /// Rows between two checkpoints unless they are pinned: the least power of two, from 128 on, that keeps the checkpoints below a
-    /// fifth of q, k, v and o.
-    pub fn default_span(problem: &Problem) -> u32 {
-        let row_elements = 2 * (problem.head_dim + problem.value_dim);
-        (state_len(problem) * 5).div_ceil(row_elements).next_power_of_two().max(PAIR as usize) as u32
-    }
-
-    /// The plan without checkpoints: the checkpointed passes are the plain ones.
-    pub fn without_checkpoints(mut self) -> Self {
-        self.checkpoints = None;
-        self
-    }
-
-    /// The plan with dq, dk and dv from one sweep, or with a kernel for each, which is what plans have. There is no sweep but on GPUs of
-    /// [`Arch::Sm90`], and checkpointed passes always sweep.
+    /// The plan with dq, dk and dv from one sweep, or with a kernel for each. There is no sweep but on GPUs of [`Arch::Sm90`], and
+    /// checkpointed passes always sweep.
     pub fn with_sweep(mut self, sweeps: bool) -> Self {
         if sweeps && families(&self.problem, &self.device).contains(&Arch::Sm90) {
-            self.backward = sweep(&self.problem, &self.device, None);
+            self.backward = sweep(&self.problem, &self.device, Sweep::Lean);
         } else if self.backward.sweep.is_some() {
             self.backward = each(&self.problem, &self.device, Arch::Sm90, &BACKWARD);
         }
@@ -198,18 +191,18 @@ impl Plan {
     /// Plans anew with so many segments forward and backward, or as many as there were.
     fn repin(&mut self, [forward, backward]: [Option<u32>; 2], pinned: Pinned) {
         let (problem, device) = (&self.problem, &self.device);
-        let again = |s: &Schedule, roles: &[Role], segments: Option<u32>, checkpoints: Option<u32>| {
+        let again = |s: &Schedule, roles: &[Role], segments: Option<u32>| {
             let segments = segments.unwrap_or(s.segments);
             match s.sweep {
-                Some(_) => sweep_cost(problem, device, segments, pinned.sharers, checkpoints),
+                Some(sweep) => sweep_cost(problem, device, segments, pinned.sharers, sweep),
                 None => cost(problem, device, s.arch, roles, segments, pinned),
             }
         };
-        self.forward = again(&self.forward, &FORWARD, forward, None);
-        self.backward = again(&self.backward, &BACKWARD, backward, None);
+        self.forward = again(&self.forward, &FORWARD, forward);
+        self.backward = again(&self.backward, &BACKWARD, backward);
         if let Some(c) = &mut self.checkpoints {
-            c.forward = again(&c.forward, &FORWARD, forward, None).with_checkpoints(problem, c.span_len);
-            c.backward = again(&c.backward, &BACKWARD, backward, Some(c.span_len));
+            c.forward = again(&c.forward, &FORWARD, forward).with_checkpoints(problem);
+            c.backward = again(&c.backward, &BACKWARD, backward);
         }
     }
 
@@ -292,8 +285,8 @@ impl Plan {
                 push(find(Op::ChunkState, Arch::Sm80, dtype, tile(self.problem.head_dim), SLAB));
                 push(find(Op::StateScan, Arch::Sm80, dtype, 0, 0));
             }
-            if schedule.sweep.is_some() {
-                push(gradients(&self.problem, schedule.paired));
+            if let Some(sweep) = schedule.sweep {
+                push(gradients(&self.problem, sweep));
                 continue;
             }
             for (role, &value_tile) in roles.iter().zip(&schedule.value_tiles) {
@@ -328,8 +321,8 @@ impl fmt::Display for Plan {
                     let (sharers, value_tiles) = (&s.sharers[..roles.len()], &s.value_tiles[..roles.len()]);
                     write!(f, "{sharers:?} sharing slabs of {value_tiles:?}")?;
                 }
-                Some(_) if s.paired => write!(f, "{} sharing one sweep by pairs of chunks", s.sharers[0])?,
-                Some(span_len) => write!(f, "{} sharing one sweep in spans of {span_len}", s.sharers[0])?,
+                Some(Sweep::Lean) => write!(f, "{} sharing one sweep", s.sharers[0])?,
+                Some(Sweep::Paired) => write!(f, "{} sharing one sweep by pairs of chunks", s.sharers[0])?,
             }
             let Schedule { predicted_us, uncut_us, workspace_bytes, .. } = s;
             writeln!(
@@ -338,7 +331,7 @@ impl fmt::Display for Plan {
             )?;
         }
         match &self.checkpoints {
-            Some(c) => writeln!(f, "checkpoints: every {} rows, {} bytes", c.span_len, c.bytes),
+            Some(c) => writeln!(f, "checkpoints: every {PAIR} rows, {} bytes", c.bytes),
             None => Ok(()),
         }
     }
@@ -393,9 +386,17 @@ fn tile(dim: usize) -> u32 {
     (dim as u32).next_multiple_of(SLAB)
 }
 
+/// Pairs of chunks of a sequence.
+fn pairs(problem: &Problem) -> usize {
+    problem.seq_len.div_ceil(PAIR as usize)
+}
+
 /// The gradient kernel of a problem.
-fn gradients(problem: &Problem, paired: bool) -> &'static Variant {
-    let op = if paired { Op::PairedGradients } else { Op::Gradients };
+fn gradients(problem: &Problem, sweep: Sweep) -> &'static Variant {
+    let op = match sweep {
+        Sweep::Lean => Op::Gradients,
+        Sweep::Paired => Op::PairedGradients,
+    };
     find(op, Arch::Sm90, problem.dtype, tile(problem.head_dim), tile(problem.value_dim))
 }
 

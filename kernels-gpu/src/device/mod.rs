@@ -34,8 +34,6 @@ pub use imp::{
     ld_shared_b32x4, ld_shared_f32, st_shared_b32, st_shared_b32x4,
     // global memory: unsafe fn(*const f32) -> …, unsafe fn(*mut …, value); x4 forms are 16-byte aligned
     ld_global_f32, ld_global_f32x4, st_global_b32x4, st_global_f32, st_global_f32x4,
-    // unsafe fn(*const f32): a hint
-    prefetch_global_l2,
     // asynchronous copy: unsafe fn(dst: u32, src: *const u8, src_bytes: u32): 16 bytes to shared memory, of which the
     // first `src_bytes` (0 or 16) come from `src` and the rest are zero; fn(); fn::<N>(): wait until at most N groups pend
     cp_async_cg_16, cp_async_commit_group, cp_async_wait_group,

@@ -4,15 +4,14 @@
 //! Of 64 rows a warp has 16; lane `l` holds columns `8 j + 2 (l % 4)` and `+1` of rows `l / 4` (values `4 j`, `4 j + 1`) and
 //! `l / 4 + 8` (values `4 j + 2`, `4 j + 3`).
 
-use crate::abi::Params;
 use crate::decay::Decay;
 use crate::device::{
-    ld_global_f32, ld_global_f32x4, ld_shared_f32, ldmatrix_x4, ldmatrix_x4_trans, prefetch_global_l2, st_global_f32x4,
-    st_shared_b32, stmatrix_x4, wgmma_commit_group, wgmma_fence, wgmma_wait_group,
+    ld_global_f32, ld_shared_f32, ldmatrix_x4, ldmatrix_x4_trans, st_shared_b32, stmatrix_x4, wgmma_commit_group,
+    wgmma_fence, wgmma_wait_group,
 };
 use crate::element::Element;
 use crate::tile::descriptor::Descriptor;
-use crate::tile::shared::{BlockAddress, PANEL_BYTES, ROW_BYTES};
+use crate::tile::shared::{BlockAddress, PANEL_BYTES};
 use crate::tile::unroll;
 use crate::variants::{CHUNK, DECAY_TABLE_BYTES};
 
@@ -239,108 +238,6 @@ impl StatePlace {
                     });
                 });
             }
-        });
-    }
-}
-
-/// A state that a forward pass stored: Sᵀ rounded, as it lay in shared memory but not swizzled, panels `[E, 64]` of 16-bit elements.
-#[derive(Clone, Copy)]
-pub struct Checkpoint(u64);
-
-impl Checkpoint {
-    /// The one that enters a span of a sequence.
-    #[inline(always)]
-    pub fn new(params: &Params, sequence: u32, span: u32) -> Self {
-        let at = sequence as usize * params.num_spans as usize + span as usize;
-        Checkpoint(params.checkpoints + (at * params.state_len as usize * size_of::<u16>()) as u64)
-    }
-
-    #[inline(always)]
-    fn element<const E: u32>(self, panel: u32, row: u32, col: u32) -> *const f32 {
-        (self.0 as *const f32).wrapping_byte_add(((panel * E + row) * ROW_BYTES + 2 * col) as usize)
-    }
-
-    /// Loads `D` columns of this warp's 16 rows, `row …`.
-    ///
-    /// # Safety
-    /// The checkpoint can be read.
-    #[inline(always)]
-    pub unsafe fn load<T: Element, const D: u32, const E: u32>(self, s: &mut Rows, row: u32, lane: u32) {
-        let first = Checkpoint(self.element::<E>(0, row + lane / 4, 2 * (lane % 4)) as u64);
-        unroll!(P in 2 {
-            unroll!(J in 8 {
-                unroll!(H in 2 {
-                    if (P as u32) < D / 64 {
-                        // SAFETY: the caller's contract.
-                        let pair = unsafe { ld_global_f32(first.element::<E>(P as u32, 8 * H as u32, 8 * J as u32)) };
-                        let [lo, hi] = T::unpack(pair.to_bits());
-                        s[32 * P + 4 * J + 2 * H] = lo;
-                        s[32 * P + 4 * J + 2 * H + 1] = hi;
-                    }
-                });
-            });
-        });
-    }
-
-    /// Asks for 64 rows, `row …`, ahead of time: a line for each thread.
-    ///
-    /// # Safety
-    /// The checkpoint is there.
-    #[inline(always)]
-    pub unsafe fn prefetch<const D: u32, const E: u32>(self, row: u32, thread: u32) {
-        if thread < D {
-            // SAFETY: the caller's contract.
-            unsafe { prefetch_global_l2(self.element::<E>(thread / 64, row + thread % 64, 0)) };
-        }
-    }
-}
-
-/// 64 rows of a state in global memory as the threads hold them: four values of each thread of a warpgroup, and again.
-/// Only these functions know the order.
-#[derive(Clone, Copy)]
-pub struct SavedRows(*mut f32);
-
-impl SavedRows {
-    /// This thread's part of rows `64 · block …` of the state `[E, D]` at `state`.
-    #[inline(always)]
-    pub fn new<const D: u32>(state: u64, block: u32, thread: u32) -> Self {
-        SavedRows((state as *mut f32).wrapping_add(block as usize * (64 * D) as usize + 4 * thread as usize))
-    }
-
-    /// Saves `D` columns.
-    ///
-    /// # Safety
-    /// The state can be written, and nothing else touches these rows.
-    #[inline(always)]
-    pub unsafe fn save<const D: u32>(self, s: &Rows) {
-        unroll!(P in 2 {
-            unroll!(J in 8 {
-                if (P as u32) < D / 64 {
-                    let i = 32 * P + 4 * J;
-                    // SAFETY: the caller's contract.
-                    unsafe { st_global_f32x4(self.0.wrapping_add(128 * i), [s[i], s[i + 1], s[i + 2], s[i + 3]]) };
-                }
-            });
-        });
-    }
-
-    /// Restores `D` columns.
-    ///
-    /// # Safety
-    /// This thread saved the rows.
-    #[inline(always)]
-    pub unsafe fn restore<const D: u32>(self, s: &mut Rows) {
-        unroll!(P in 2 {
-            unroll!(J in 8 {
-                if (P as u32) < D / 64 {
-                    let i = 32 * P + 4 * J;
-                    // SAFETY: the caller's contract.
-                    let quad = unsafe { ld_global_f32x4(self.0.wrapping_add(128 * i)) };
-                    unroll!(V in 4 {
-                        s[i + V] = quad[V];
-                    });
-                }
-            });
         });
     }
 }

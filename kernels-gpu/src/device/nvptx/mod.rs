@@ -207,16 +207,6 @@ pub unsafe fn ld_global_f32x4(ptr: *const f32) -> [f32; 4] {
     [a, b, c, d]
 }
 
-/// `prefetch.global.L2` (9.7.8.16).
-///
-/// # Safety
-/// `ptr` lies in an allocation.
-#[inline(always)]
-pub unsafe fn prefetch_global_l2(ptr: *const f32) {
-    // SAFETY: the caller's contract.
-    unsafe { asm!("prefetch.global.L2 [{0}];", in(reg64) ptr, options(nostack)) }
-}
-
 /// `st.global.f32` (9.7.8.11).
 ///
 /// # Safety

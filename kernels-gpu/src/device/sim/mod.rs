@@ -193,12 +193,6 @@ pub unsafe fn ld_global_f32x4(ptr: *const f32) -> [f32; 4] {
     words(load_global(ptr as u64, Action::Load, Location::caller())).map(f32::from_bits)
 }
 
-/// `prefetch.global.L2`: a hint, which does nothing here.
-///
-/// # Safety
-/// That of the PTX twin.
-pub unsafe fn prefetch_global_l2(_: *const f32) {}
-
 /// `st.global.f32`.
 ///
 /// # Safety

@@ -18,7 +18,7 @@
 //! | ring of 2: X `[64, D]` | `256 D` |
 //! | ring of 2: Sᵀ `[E, D]` | `4 D E` |
 //! | O `[64, E]` of each output warpgroup | 16384 |
-//! | barriers, scratch | 256 |
+//! | barriers, scratch | 288 |
 //!
 //! Walking backwards, a chunk's rows lie in shared memory in the order of memory, that is reversed; M, Λ and K̄ are
 //! reversed instead. Rows and columns outside the tensor read as zero and are not written, by the copy engine; only what
@@ -28,7 +28,7 @@ use super::super::warpgroup::{
     Masks, StatePlace, WARPS, enqueue_scores, enqueue_values, load_fragments, load_scaled_columns, product, row_decay,
     step, store_rounded, update_state, wait,
 };
-use super::super::{WorkItem, application, div_rem, head_decay};
+use super::super::{WorkItem, application, head_decay};
 use super::FEW_ROWS;
 use crate::abi::{Application, MAPS_PER_APPLICATION, Params, TensorMap};
 use crate::decay::Decay;
@@ -76,7 +76,7 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const E: u32, const STAGES:
         backwards: app.y.row_stride < 0,
         seq_len: params.seq_len,
         item,
-        span_chunks: if params.checkpoints != 0 { params.span_len / CHUNK } else { 0 },
+        stores_checkpoints: params.stores_checkpoints != 0,
         state_rows: params.state_len / D,
     };
     let (states, outputs) = (Block::<D, E, STAGES>::STATES, Block::<D, E, STAGES>::OUTPUTS);
@@ -129,8 +129,7 @@ struct Block<const D: u32, const E: u32, const STAGES: u32> {
     backwards: bool,
     seq_len: u32,
     item: WorkItem,
-    /// Chunks between two checkpoints, if this launch stores any; else 0.
-    span_chunks: u32,
+    stores_checkpoints: bool,
     /// Rows of a panel of the whole Sᵀ.
     state_rows: u32,
 }
@@ -297,14 +296,12 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
         }
     }
 
-    /// Stores the published state that enters a chunk, if it enters a span: what was waited for is there for the copy engine too.
+    /// Stores the published state that enters a chunk, if it enters a pair: what was waited for is there for the copy engine too.
     #[inline(always)]
     fn store_checkpoint(&self, chunk: u32, state: u32, one_thread: bool) -> bool {
-        if self.span_chunks == 0 {
-            return false;
-        }
-        let (span, inside) = div_rem(self.item.first_row / CHUNK + chunk, self.span_chunks);
-        if inside == 0 {
+        let chunk = self.item.first_row / CHUNK + chunk;
+        let stores = self.stores_checkpoints && chunk.is_multiple_of(2);
+        if stores {
             // After those of the only application.
             let map = self.maps.wrapping_add(MAPS_PER_APPLICATION);
             let policy = createpolicy_evict_first();
@@ -312,7 +309,7 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
                 // Panels of 64 columns, in boxes of 64 rows.
                 let (panel, block) = (P as u32 / Self::STATES, P as u32 % Self::STATES);
                 let row = panel * self.state_rows + self.item.slab * E + 64 * block;
-                let at = [0, row as i32, span as i32, self.item.sequence as i32];
+                let at = [0, row as i32, (chunk / 2) as i32, self.item.sequence as i32];
                 let exists = (P as u32) < Self::PANELS * Self::STATES;
                 // SAFETY: the state is published, and its slot is not freed before it is read.
                 unsafe {
@@ -321,7 +318,7 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
             });
             cp_async_bulk_commit_group();
         }
-        inside == 0
+        stores
     }
 
     /// Computes this block's chunks (F2), or every second of them.

@@ -3,11 +3,11 @@
 //! Block: four warpgroups, one segment, walked backwards by pairs of chunks. Where there are fewer segments than multiprocessors several
 //! blocks share one: all carry G along, and each outputs every `sharers`-th pair. None waits for another.
 //!
-//! | warpgroup, `E` = 64 | 128 | registers | work |
+//! | warpgroup, `E` = 64 | 128 | registers, `D` = `E` = 64, `E` = 64, 128 | work |
 //! |---|---|---|---|
-//! | 0 state | 0, 1 | 120, 136 | 64 rows of Gᵀ `[E, D]` in f32: publishes them rounded and updates them |
-//! | 1, 2 output | 2 | 184, 200 | of a pair dK and dV of the second chunk, dQ of both, dK and dV of the first |
-//! | 3 copies | 3 | 24, 40 | one thread loads Q and dO, one K, V and the checkpoints, one for each output warpgroup stores |
+//! | 0 state | 0, 1 | 112, 120, 136 | 64 rows of Gᵀ `[E, D]` in f32: publishes them rounded and updates them |
+//! | 1, 2 output | 2 | 184, 184, 200 | of a pair dK and dV of the second chunk, dQ of both, dK and dV of the first |
+//! | 3 copies | 3 | 32, 24, 40 | one thread loads Q and dO, one K, V and the checkpoints, one for each output warpgroup stores |
 //!
 //! The second chunk's dQ takes the checkpoint and the first chunk's K and V:
 //!
@@ -22,14 +22,14 @@
 //! | S_cᵀ `[E, D]`, 16 bits | `2 D E` |
 //! | ring of 2: Gᵀ `[E, D]` | `4 D E` |
 //! | dQ, dK or dV of each output warpgroup | `128 max(D, E)` each |
-//! | barriers, scratch | 256 |
+//! | barriers, scratch | 288 |
 //! | powers of λ | 1808 |
 
 use super::super::chunk_output::FEW_ROWS;
 use super::super::warpgroup::{
     DecayTable, Rows, StatePlace, WARPS, load_scaled_columns, store_rounded, update_state, wait,
 };
-use super::super::{WorkItem, div_rem, head_decay};
+use super::super::{WorkItem, head_decay};
 use super::output::{Operands, OutputWarp, map};
 use crate::abi::{Params, TensorMap};
 use crate::decay::Decay;
@@ -43,7 +43,7 @@ use crate::element::Element;
 use crate::tile::pipeline::{Ring, Slot};
 use crate::tile::shared::{PANEL_BYTES, ROW_BYTES};
 use crate::tile::unroll;
-use crate::variants::{BARRIER_BYTES, CHUNK, PAIR};
+use crate::variants::{BARRIER_BYTES, CHUNK};
 
 /// The kernel.
 ///
@@ -304,10 +304,10 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
                 s.wait_empty();
                 let panels = D * E / (64 * 64);
                 mbarrier_arrive_expect_tx_if(s.full, panels * PANEL_BYTES, true);
-                let (span, _) = div_rem(self.item.first_row / CHUNK + first, PAIR / CHUNK);
+                let number = (self.item.first_row / CHUNK + first) / 2;
                 unroll!(P in 2 {
                     // The panels lie one after the other.
-                    let at = [0, 64 * P as i32, span as i32, self.item.sequence as i32];
+                    let at = [0, 64 * P as i32, number as i32, self.item.sequence as i32];
                     cp_async_bulk_tensor_load_if(
                         s.address + P as u32 * PANEL_BYTES, self.maps.wrapping_add(map::CHECKPOINTS), at, s.full, policy,
                         (P as u32) < panels,

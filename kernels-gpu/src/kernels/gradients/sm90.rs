@@ -1,23 +1,21 @@
-//! Hopper schedule: warp-specialised `wgmma` fed by TMA, as that of the outputs ([`chunk_output`](super::super::chunk_output)).
+//! Hopper schedule without checkpoints: warp-specialised `wgmma` fed by TMA, as that of the outputs
+//! ([`chunk_output`](super::super::chunk_output)).
 //!
-//! Block: four warpgroups, one segment. Where there are fewer segments than multiprocessors several blocks share one: all carry
-//! G along, and each outputs every `sharers`-th span, or chunk where there is but one span. None waits for another.
+//! Block: four warpgroups, one segment, walked forward for dQ and then backward for dK and dV. Where there are fewer segments than
+//! multiprocessors several blocks share one: all carry the states along, and each outputs every `sharers`-th chunk. None waits for another.
 //!
-//! | warpgroup, `E` = 64 | 128 | registers | work |
+//! | warpgroup, `E` = 64 | 128 | registers, `D` = `E` = 64, `E` = 64, 128 | work |
 //! |---|---|---|---|
-//! | 0 state | 0, 1 | 120, 136 | 64 rows of Sᵀ, or else Gᵀ, `[E, D]` in f32: publishes them rounded and updates them |
-//! | 1, 2 output | 2 | 184, 200 | dQ, or dK and dV, of a chunk: two take turns at dQ, and have one of the others each |
-//! | 3 producer | 3 | 24 | one thread issues the loads |
-//!
-//! There are no registers for both states: while one of several spans is walked forward, Gᵀ waits in global memory, each
-//! thread's values where only that thread finds them.
+//! | 0 state | 0, 1 | 112, 120, 136 | 64 rows of Sᵀ, then Gᵀ, `[E, D]` in f32: publishes them rounded and updates them |
+//! | 1, 2 output | 2 | 184, 184, 200 | dQ, or dK and dV, of a chunk: two take turns at dQ, and have one of the others each |
+//! | 3 producer | 3 | 32, 24, 40 | one thread issues the loads |
 //!
 //! | shared memory | bytes |
 //! |---|---|
 //! | ring of `SLOTS`: Q and dO, K and V, or dO alone, `[64, D]` and `[64, E]` | `SLOTS · 128 (D + E)` |
 //! | ring of 2: Sᵀ or Gᵀ `[E, D]` | `4 D E` |
 //! | dQ, dK or dV of each output warpgroup | `128 max(D, E)` each |
-//! | barriers, scratch | 256 |
+//! | barriers, scratch | 288 |
 //! | powers of λ | 1808 |
 //!
 //! Chunks are counted from the first row, so the copy engine never begins before a tensor; rows and columns outside read
@@ -25,16 +23,14 @@
 
 use super::super::chunk_output::FEW_ROWS;
 use super::super::warpgroup::{
-    Checkpoint, DecayTable, Rows, SavedRows, StatePlace, TableMasks, WARPS, load_scaled_columns, store_rounded,
-    update_state, wait,
+    DecayTable, Rows, StatePlace, TableMasks, WARPS, load_scaled_columns, store_rounded, update_state, wait,
 };
-use super::super::{WorkItem, div_rem, head_decay};
+use super::super::{WorkItem, head_decay};
 use super::output::{Operands, OutputWarp, map};
-use super::walk::{Visit, Walk};
 use crate::abi::{Params, TensorMap};
 use crate::decay::Decay;
 use crate::device::{
-    block_idx_x, cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_elect,
+    cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_elect,
     cp_async_bulk_wait_group, cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal,
     dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if,
     setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp, thread_idx_x,
@@ -112,9 +108,31 @@ struct Block<const D: u32, const E: u32, const SLOTS: u32> {
     scratch: u32,
     table: DecayTable,
     maps: *const TensorMap,
-    walk: Walk,
+    num_chunks: u32,
+    sharers: u32,
     seq_len: u32,
     item: WorkItem,
+}
+
+/// A chunk on its way through a block.
+#[derive(Clone, Copy)]
+struct Visit {
+    /// Chunks before it on this way.
+    at: u32,
+    /// Chunks until it is this block's turn to output; 0 when it is.
+    turns: u32,
+    /// Whether for dQ; otherwise for dK and dV.
+    forward: bool,
+    /// Whether there are no more visits and this is none.
+    is_over: bool,
+}
+
+impl Visit {
+    /// Whether this block outputs the chunk.
+    #[inline(always)]
+    fn is_owned(&self) -> bool {
+        self.turns == 0
+    }
 }
 
 impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
@@ -146,10 +164,34 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             scratch: barriers + BARRIER_BYTES - 16,
             table: DecayTable(barriers + BARRIER_BYTES),
             maps,
-            walk: Walk::new(item.num_rows.div_ceil(CHUNK), params.span_len / CHUNK, params.sharers, item.share),
+            num_chunks: item.num_rows.div_ceil(CHUNK),
+            sharers: params.sharers,
             seq_len: params.seq_len,
             item,
         }
+    }
+
+    /// The first visit.
+    #[inline(always)]
+    fn first_visit(&self) -> Visit {
+        Visit { at: 0, turns: self.item.share, forward: true, is_over: false }
+    }
+
+    /// The visit after `visit`.
+    #[inline(always)]
+    fn next(&self, visit: Visit) -> Visit {
+        let Visit { at, turns, forward, .. } = visit;
+        if at + 1 < self.num_chunks {
+            Visit { at: at + 1, turns: if turns == 0 { self.sharers - 1 } else { turns - 1 }, ..visit }
+        } else {
+            Visit { forward: false, is_over: !forward, ..self.first_visit() }
+        }
+    }
+
+    /// The chunk that is the `at`-th on the way.
+    #[inline(always)]
+    fn chunk(&self, at: u32, forward: bool) -> u32 {
+        if forward { at } else { self.num_chunks - 1 - at }
     }
 
     /// Row of the tensors that is row 0 of a chunk.
@@ -163,10 +205,10 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     unsafe fn produce(&self) {
         let (once, again) = (createpolicy_evict_first(), createpolicy_evict_normal());
         let (head, batch) = (self.item.head as i32, self.item.batch as i32);
-        let mut visit = self.walk.first_visit();
+        let mut visit = self.first_visit();
         let mut index = 0;
         while !visit.is_over {
-            let row = self.tensor_row(self.walk.chunk(visit));
+            let row = self.tensor_row(self.chunk(visit.at, visit.forward));
             let load = |index: u32, kv: bool, q: bool, do_: bool, policy: u64| {
                 let slot = self.inputs.at(index);
                 let wide_panels = if kv || q { Self::PANELS[0] } else { 0 };
@@ -190,24 +232,22 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             };
             // The walk forward is followed by one backward; of that, sharers read Q and dO too.
             let forward = visit.forward;
-            load(index, forward, !forward, !forward, if forward || self.walk.sharers > 1 { again } else { once });
+            load(index, forward, !forward, !forward, if forward || self.sharers > 1 { again } else { once });
             index += 1;
             if visit.is_owned() {
                 load(index, !forward, false, forward, if forward { again } else { once });
                 index += 1;
             }
-            visit = self.walk.next(visit);
+            visit = self.next(visit);
         }
     }
 
-    /// Carries rows `64 · index …` of Sᵀ and Gᵀ through all visits.
+    /// Carries rows `64 · index …` of Sᵀ through all chunks, then of Gᵀ.
     #[inline(always)]
     unsafe fn carry_states<T: Element>(&self, params: &Params, decay: Decay, index: u32, thread: u32) {
         let (warp, lane) = (thread / 32, thread % 32);
         let elected = lane == 0;
         let chunk_decay = decay.pow(CHUNK);
-        let stash = SavedRows::new::<D>(params.stash, block_idx_x() * Self::STATES + index, thread);
-        let checkpoint = |span: u32| Checkpoint::new(params, self.item.sequence, span);
         // What the scan left for a segment.
         let entering = |states: u64, segment: u32| {
             let at = self.item.sequence as usize * params.segments as usize + segment as usize;
@@ -219,41 +259,19 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             // SAFETY: the slot is full.
             unsafe { load_scaled_columns::<T>(panel, warp, lane, |k| self.table.row_decay(lane, !forward, k)) }
         };
-        // Of the sequence, not the segment.
-        let span_of = |chunk: u32| div_rem(self.item.first_row / CHUNK + chunk, self.walk.span_chunks).0;
-        let enter_segment = |s: &mut Rows, forward: bool| {
+        let enter = |s: &mut Rows, forward: bool| {
             let segment = if forward { self.item.segment } else { params.segments - 1 - self.item.segment };
             let states = if forward { params.applications[0].states } else { params.applications[1].states };
             *s = [0.0; 64];
             if segment > 0 {
-                // SAFETY: the checkpoints are there, or the scan kernel has filled the workspace.
-                unsafe {
-                    if forward && params.checkpoints != 0 {
-                        checkpoint(span_of(0)).load::<T, D, E>(s, 64 * index + 16 * warp, lane);
-                    } else {
-                        entering(states, segment).load::<D>(s);
-                    }
-                }
-            }
-        };
-        let enter_span = |s: &mut Rows, visit: Visit| {
-            let span = span_of(visit.first);
-            // SAFETY: this thread's place; the checkpoints are there.
-            unsafe {
-                stash.save::<D>(s);
-                checkpoint(span).load::<T, D, E>(s, 64 * index + 16 * warp, lane);
-                if span > self.walk.sharers {
-                    checkpoint(span - self.walk.sharers).prefetch::<D, E>(64 * index, thread);
-                }
+                // SAFETY: the scan kernel has filled the workspace.
+                unsafe { entering(states, segment).load::<D>(s) };
             }
         };
 
-        let mut visit = self.walk.first_visit();
+        let mut visit = self.first_visit();
         let mut s = [0.0f32; 64];
-        enter_segment(&mut s, self.walk.in_turn_by_chunks);
-        if !self.walk.in_turn_by_chunks && visit.forward {
-            enter_span(&mut s, visit);
-        }
+        enter(&mut s, true);
         let mut slot = self.inputs.at(0);
         // SAFETY: the first filling.
         unsafe { slot.wait_full() };
@@ -276,7 +294,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             // SAFETY: the slot is full; `a` is kept, and `s` left alone, until the wait below.
             unsafe { update_state::<T, D>(&mut s, chunk_decay, &a, slot.address) };
             // Meanwhile the next visit's A.
-            let next = self.walk.next(visit);
+            let next = self.next(visit);
             // The second slot, if there is one, is not read here. But a slot passed unseen could be a filling behind when it is
             // waited for again, and that wait pass at once.
             // SAFETY: the next filling, or this one.
@@ -305,15 +323,8 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             if next.is_over {
                 break;
             }
-            if next.forward && !visit.forward {
-                enter_span(&mut s, next);
-            } else if visit.forward && !next.forward {
-                if self.walk.in_turn_by_chunks {
-                    enter_segment(&mut s, false);
-                } else {
-                    // SAFETY: this thread's place, saved when the span was entered.
-                    unsafe { stash.restore::<D>(&mut s) };
-                }
+            if visit.forward && !next.forward {
+                enter(&mut s, false);
             }
             (a, slot, visit) = (next_a, next_slot, next);
         }
@@ -324,41 +335,26 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     unsafe fn output<T: Element>(&self, index: u32, thread: u32) {
         let (warp, lane) = (thread / 32, thread % 32);
         let output = OutputWarp { scratch: self.scratch, warp, lane };
-        let (mut first, mut turns) = (self.walk.last_span(), self.item.share);
         // Slots before the walk, and chunks that this block has output.
         let (mut slots, mut own) = (0, 0);
+        let mut forward = true;
         loop {
-            let chunks = self.walk.chunks_of_span(first);
-            let is_owned = self.walk.in_turn_by_chunks || turns == 0;
-            let mut forward = is_owned;
-            loop {
-                let (mut at, stride) = match (self.walk.in_turn_by_chunks, is_owned) {
-                    (true, _) => (self.item.share, self.walk.sharers),
-                    (false, true) => (0, 1),
-                    (false, false) => (chunks, 1),
-                };
-                let own_before = own;
-                let masks = self.table.masks(warp, lane, !forward);
-                while at < chunks {
-                    // Each chunk takes a slot, and one more if this block outputs it.
-                    let slot = slots + at + (own - own_before);
-                    let chunk = first + if forward { at } else { chunks - 1 - at };
-                    // SAFETY: by this function's contract.
-                    unsafe { self.output_chunk::<T>(output, index, chunk, forward, slot, own, &masks) };
-                    own += 1;
-                    at += stride;
-                }
-                slots += chunks + (own - own_before);
-                if !forward {
-                    break;
-                }
-                forward = false;
+            let own_before = own;
+            let masks = self.table.masks(warp, lane, !forward);
+            let mut at = self.item.share;
+            while at < self.num_chunks {
+                // Each chunk takes a slot, and one more if this block outputs it.
+                let slot = slots + at + (own - own_before);
+                // SAFETY: by this function's contract.
+                unsafe { self.output_chunk::<T>(output, index, self.chunk(at, forward), forward, slot, own, &masks) };
+                own += 1;
+                at += self.sharers;
             }
-            if first == 0 {
+            slots += self.num_chunks + (own - own_before);
+            if !forward {
                 break;
             }
-            first -= self.walk.span_chunks;
-            turns = self.walk.next_turn(turns);
+            forward = false;
         }
         cp_async_bulk_wait_group::<0>();
     }
