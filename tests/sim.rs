@@ -27,8 +27,8 @@ struct Simulator {
     sharers: Option<u32>,
     /// Value columns of a slab, where sharers are pinned.
     value_tile: u32,
-    /// Pins whether dq, dk and dv come from one sweep.
-    sweep: Option<bool>,
+    /// Whether dq, dk and dv come from one sweep.
+    sweep: bool,
     /// Takes the checkpointed passes.
     checkpoints: bool,
     schedule: Schedule,
@@ -41,7 +41,7 @@ impl Simulator {
             segments: None,
             sharers: None,
             value_tile: 64,
-            sweep: None,
+            sweep: false,
             checkpoints: false,
             schedule: Schedule::default(),
         }
@@ -118,10 +118,7 @@ impl Simulator {
     }
 
     fn prepare(&self, problem: &Problem) -> Result<(Plan, Scratch)> {
-        let mut plan = Plan::new(problem, self.device)?;
-        if let Some(sweep) = self.sweep {
-            plan = plan.with_sweep(sweep);
-        }
+        let mut plan = Plan::new(problem, self.device)?.with_sweep(self.sweep);
         if self.checkpoints {
             plan = plan.with_checkpoints(true);
             assert!(plan.checkpoints().is_some(), "no kernels take checkpoints of {problem:?}");
@@ -208,7 +205,7 @@ fn every_hopper_variant() {
 fn the_cases_reach_every_variant() {
     let mut reached = Vec::new();
     for device in [AMPERE, HOPPER] {
-        let plan = |case: &Case| Plan::new(&case.problem(), device).unwrap();
+        let plan = |case: &Case| Plan::new(&case.problem(), device).unwrap().with_sweep(false);
         reached.extend(cases::sim().iter().flat_map(|case| plan(case).variants()));
         reached.extend(long_cases().iter().flat_map(|case| plan(case).with_segments(2, 2).variants()));
         let swept =
@@ -279,7 +276,7 @@ fn paired_cases(n: usize) -> Vec<Case> {
 
 #[test]
 fn one_sweep_without_checkpoints() {
-    let with_sharers = |sharers| Simulator { sweep: Some(true), sharers: Some(sharers), ..Simulator::of(HOPPER) };
+    let with_sharers = |sharers| Simulator { sweep: true, sharers: Some(sharers), ..Simulator::of(HOPPER) };
     run_cases(&sweep_cases(65), &with_sharers(1));
     run_cases(&sweep_cases(273), &with_sharers(2));
     // Segments divide the sequence.
@@ -329,7 +326,7 @@ fn any_order_in_a_sweep() {
     let case = |d, e| Case::new("schedule", DType::Bf16, [1, 1, 64 * 14, d, e]).slopes(Slopes::Custom(vec![0.01]));
     for (d, e, sharers) in [(128, 64, 1), (128, 64, 3), (128, 128, 2), (64, 64, 4), (64, 128, 3)] {
         let simulator = Simulator { sharers: Some(sharers), ..Simulator::of(HOPPER) };
-        any_order(&case(d, e), Simulator { sweep: Some(true), ..simulator });
+        any_order(&case(d, e), Simulator { sweep: true, ..simulator });
         if d.min(e) <= 64 {
             any_order(&case(d, e), Simulator { checkpoints: true, ..simulator });
         }

@@ -7,29 +7,34 @@ use crate::bench::{Pass, Shape, oracle};
 use crate::common::compare::Tolerance;
 use crate::device::{device, exclusive, record};
 
-/// Runs both passes and compares the first and the last head.
+/// Runs both passes, and the checkpointed ones where the plan has them, and compares the first and the last head.
 fn check(gpu: &Gpu, shape: Shape, dtype: DType, scan: bool) {
     let problem = shape.problem(dtype);
-    let heads = {
-        let _exclusive = exclusive();
-        let set = gpu.set(&problem, 0).unwrap();
-        let mut attention = gpu.engine.prepare(&problem).unwrap();
-        for pass in Pass::BOTH {
-            set.enqueue(&mut attention, &gpu.stream, pass).unwrap();
+    let has_checkpoints = gpu.engine.plan(&problem).unwrap().checkpoints().is_some();
+    let pairs = [(Pass::BOTH, ""), (Pass::CHECKPOINTED, " from checkpoints")];
+    for (passes, name) in pairs.into_iter().take(if has_checkpoints { 2 } else { 1 }) {
+        let heads = {
+            let _exclusive = exclusive();
+            let mut set = gpu.set(&problem, 0).unwrap();
+            let mut attention = gpu.engine.prepare(&problem).unwrap();
+            set.hold_checkpoints(attention.plan()).unwrap();
+            for pass in passes {
+                set.enqueue(&mut attention, &gpu.stream, pass).unwrap();
+            }
+            gpu.stream.synchronize().unwrap();
+            if scan {
+                set.refuse_nan().unwrap();
+            }
+            let mut sampled = vec![0, problem.batch * problem.heads - 1];
+            sampled.dedup();
+            sampled.into_iter().map(|head| (head, set.head(head).unwrap())).collect::<Vec<_>>()
+        };
+        let bound = Tolerance::of(dtype).norm;
+        for (output, error) in oracle::errors(&problem, &heads).unwrap().outputs() {
+            println!("{shape} {dtype}{name} {output}: {error:.2e}");
+            record(gpu, &format!("{shape} {dtype}{name}"), output, error, bound);
+            assert!(error <= bound, "{shape} {dtype}{name}: `{output}` is off by {error:.2e}, at most {bound:.1e}");
         }
-        gpu.stream.synchronize().unwrap();
-        if scan {
-            set.refuse_nan().unwrap();
-        }
-        let mut sampled = vec![0, problem.batch * problem.heads - 1];
-        sampled.dedup();
-        sampled.into_iter().map(|head| (head, set.head(head).unwrap())).collect::<Vec<_>>()
-    };
-    let bound = Tolerance::of(dtype).norm;
-    for (output, error) in oracle::errors(&problem, &heads).unwrap().outputs() {
-        println!("{shape} {dtype} {output}: {error:.2e}");
-        record(gpu, &format!("{shape} {dtype}"), output, error, bound);
-        assert!(error <= bound, "{shape} {dtype}: `{output}` is off by {error:.2e}, at most {bound:.1e}");
     }
 }
 

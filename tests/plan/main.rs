@@ -73,34 +73,46 @@ fn seed_shapes_on_an_h200() {
             6×8×2048×128×64 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 27 µs against 27 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
-            backward: Sm90, 1 segment(s) of 2048 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 80 µs against 80 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d64 96×1×1
-                chunk_output_sm90_bf16_d64 96×1×1
+            backward: Sm90, 1 segment(s) of 2048 rows, 2 sharing one sweep, predicted 59 µs against 59 µs uncut, workspace 0 bytes
+                gradients_sm90_bf16_d128_e64 96×1×1
+            checkpointed forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 31 µs against 31 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
+            checkpointed backward: Sm90, 1 segment(s) of 2048 rows, 2 sharing one sweep by pairs of chunks, predicted 49 µs against 49 µs uncut, workspace 0 bytes
+                paired_gradients_sm90_bf16_d128_e64 96×1×1
+            checkpoints: every 128 rows, 12582912 bytes
 
             6×8×4096×128×64 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 4096 rows, [2] sharing slabs of [64], predicted 50 µs against 50 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
-            backward: Sm90, 1 segment(s) of 4096 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 146 µs against 146 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d64 96×1×1
-                chunk_output_sm90_bf16_d64 96×1×1
+            backward: Sm90, 1 segment(s) of 4096 rows, 2 sharing one sweep, predicted 113 µs against 113 µs uncut, workspace 0 bytes
+                gradients_sm90_bf16_d128_e64 96×1×1
+            checkpointed forward: Sm90, 1 segment(s) of 4096 rows, [2] sharing slabs of [64], predicted 57 µs against 57 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
+            checkpointed backward: Sm90, 1 segment(s) of 4096 rows, 2 sharing one sweep by pairs of chunks, predicted 94 µs against 94 µs uncut, workspace 0 bytes
+                paired_gradients_sm90_bf16_d128_e64 96×1×1
+            checkpoints: every 128 rows, 25165824 bytes
 
             6×8×8192×128×64 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing slabs of [64], predicted 96 µs against 96 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
-            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 279 µs against 279 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d64 96×1×1
-                chunk_output_sm90_bf16_d64 96×1×1
+            backward: Sm90, 1 segment(s) of 8192 rows, 2 sharing one sweep, predicted 222 µs against 222 µs uncut, workspace 0 bytes
+                gradients_sm90_bf16_d128_e64 96×1×1
+            checkpointed forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing slabs of [64], predicted 109 µs against 109 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
+            checkpointed backward: Sm90, 1 segment(s) of 8192 rows, 2 sharing one sweep by pairs of chunks, predicted 184 µs against 184 µs uncut, workspace 0 bytes
+                paired_gradients_sm90_bf16_d128_e64 96×1×1
+            checkpoints: every 128 rows, 50331648 bytes
 
             6×16×2048×64×64 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 31 µs against 31 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d64 96×1×1
-            backward: Sm90, 1 segment(s) of 2048 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 93 µs against 93 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 2048 rows, 1 sharing one sweep, predicted 71 µs against 71 µs uncut, workspace 0 bytes
+                gradients_sm90_bf16_d64_e64 96×1×1
+            checkpointed forward: Sm90, 1 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 34 µs against 34 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d64 96×1×1
-                chunk_output_sm90_bf16_d64 96×1×1
-                chunk_output_sm90_bf16_d64 96×1×1
+            checkpointed backward: Sm90, 1 segment(s) of 2048 rows, 1 sharing one sweep by pairs of chunks, predicted 65 µs against 65 µs uncut, workspace 0 bytes
+                paired_gradients_sm90_bf16_d64_e64 96×1×1
+            checkpoints: every 128 rows, 12582912 bytes
         "#]],
     );
 }
@@ -115,18 +127,14 @@ fn many_heads_on_an_h200() {
             4×32×512×128×128 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 512 rows, [1] sharing slabs of [128], predicted 22 µs against 22 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128_e128 128×1×1
-            backward: Sm90, 1 segment(s) of 512 rows, [1, 1, 1] sharing slabs of [128, 128, 128], predicted 66 µs against 66 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d128_e128 128×1×1
-                chunk_output_sm90_bf16_d128_e128 128×1×1
-                chunk_output_sm90_bf16_d128_e128 128×1×1
+            backward: Sm90, 1 segment(s) of 512 rows, 1 sharing one sweep, predicted 49 µs against 49 µs uncut, workspace 0 bytes
+                gradients_sm90_bf16_d128_e128 128×1×1
 
             4×32×8192×128×128 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 8192 rows, [1] sharing slabs of [128], predicted 287 µs against 287 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128_e128 128×1×1
-            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [128, 128, 128], predicted 861 µs against 861 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d128_e128 128×1×1
-                chunk_output_sm90_bf16_d128_e128 128×1×1
-                chunk_output_sm90_bf16_d128_e128 128×1×1
+            backward: Sm90, 1 segment(s) of 8192 rows, 1 sharing one sweep, predicted 711 µs against 711 µs uncut, workspace 0 bytes
+                gradients_sm90_bf16_d128_e128 128×1×1
 
             1×64×16384×128×128 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 16384 rows, [1] sharing slabs of [64], predicted 287 µs against 287 µs uncut, workspace 0 bytes
@@ -151,36 +159,30 @@ fn few_heads_on_an_h200() {
                 chunk_state_sm80_bf16_d128 126×1×1
                 state_scan_sm80_f32_d0 32×1×1
                 chunk_output_sm90_bf16_d128 128×1×1
-            backward: Sm90, 64 segment(s) of 1024 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 99 µs against 1910 µs uncut, workspace 8388608 bytes
+            backward: Sm90, 64 segment(s) of 1024 rows, 2 sharing one sweep, predicted 92 µs against 2641 µs uncut, workspace 8388608 bytes
                 chunk_state_sm80_bf16_d128 126×2×1
                 state_scan_sm80_f32_d0 32×2×1
-                chunk_output_sm90_bf16_d128 128×1×1
-                chunk_output_sm90_bf16_d128 128×1×1
-                chunk_output_sm90_bf16_d128 128×1×1
+                gradients_sm90_bf16_d128_e128 128×1×1
 
             1×8×65536×128×128 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 8 segment(s) of 8192 rows, [1] sharing slabs of [64], predicted 227 µs against 637 µs uncut, workspace 4194304 bytes
                 chunk_state_sm80_bf16_d128 112×1×1
                 state_scan_sm80_f32_d0 256×1×1
                 chunk_output_sm90_bf16_d128 128×1×1
-            backward: Sm90, 8 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 583 µs against 1910 µs uncut, workspace 8388608 bytes
-                chunk_state_sm80_bf16_d128 112×2×1
+            backward: Sm90, 16 segment(s) of 4096 rows, 1 sharing one sweep, predicted 529 µs against 2641 µs uncut, workspace 16777216 bytes
+                chunk_state_sm80_bf16_d128 240×2×1
                 state_scan_sm80_f32_d0 256×2×1
-                chunk_output_sm90_bf16_d128 128×1×1
-                chunk_output_sm90_bf16_d128 128×1×1
-                chunk_output_sm90_bf16_d128 128×1×1
+                gradients_sm90_bf16_d128_e128 128×1×1
 
             1×16×8192×128×128 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 4 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 68 µs against 83 µs uncut, workspace 4194304 bytes
                 chunk_state_sm80_bf16_d128 96×1×1
                 state_scan_sm80_f32_d0 512×1×1
                 chunk_output_sm90_bf16_d128 128×1×1
-            backward: Sm90, 4 segment(s) of 2048 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 167 µs against 250 µs uncut, workspace 8388608 bytes
-                chunk_state_sm80_bf16_d128 96×2×1
+            backward: Sm90, 8 segment(s) of 1024 rows, 1 sharing one sweep, predicted 155 µs against 334 µs uncut, workspace 16777216 bytes
+                chunk_state_sm80_bf16_d128 224×2×1
                 state_scan_sm80_f32_d0 512×2×1
-                chunk_output_sm90_bf16_d128 128×1×1
-                chunk_output_sm90_bf16_d128 128×1×1
-                chunk_output_sm90_bf16_d128 128×1×1
+                gradients_sm90_bf16_d128_e128 128×1×1
         "#]],
     );
 }
@@ -205,10 +207,8 @@ fn small_and_odd_shapes_on_an_h200() {
             1×1×65×72×40 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 128 rows, [2] sharing slabs of [64], predicted 6 µs against 6 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 2×1×1
-            backward: Sm90, 1 segment(s) of 128 rows, [2, 2, 2] sharing slabs of [64, 64, 64], predicted 16 µs against 16 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d64 4×1×1
-                chunk_output_sm90_bf16_d64 4×1×1
-                chunk_output_sm90_bf16_d128 2×1×1
+            backward: Sm90, 1 segment(s) of 128 rows, 2 sharing one sweep, predicted 8 µs against 8 µs uncut, workspace 0 bytes
+                gradients_sm90_bf16_d128_e64 2×1×1
 
             1×2×1000×128×8 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 16 segment(s) of 64 rows, [1] sharing slabs of [64], predicted 13 µs against 14 µs uncut, workspace 1048576 bytes

@@ -29,7 +29,7 @@ fn choices_are_near_the_best_measured() {
     assert!(measured.len() >= 80, "forward and backward of at least 40 shapes");
 
     let list = |values: &[u32]| values.iter().map(u32::to_string).collect::<Vec<_>>().join("+");
-    let mut unmeasured = Vec::new();
+    let (mut slow, mut unmeasured) = (Vec::new(), Vec::new());
     for ((pass, [b, h, n, d, e]), schedules) in &measured {
         let plan = Plan::new(&Problem::new(*b, *h, *n, *d, *e), Device::H200).unwrap();
         let (chosen, roles) = match (pass.as_str(), plan.checkpoints()) {
@@ -50,12 +50,14 @@ fn choices_are_near_the_best_measured() {
         let chosen = format!("{arch:?} {segments} {sharers} {value_tiles} {sweep}");
         let best = schedules.values().copied().fold(f64::INFINITY, f64::min);
         match schedules.get(&chosen) {
-            Some(ms) => {
-                assert!(ms / best <= 1.10, "{pass} {b}×{h}×{n}×{d}×{e}: {chosen} takes {ms} ms, the best {best}")
+            Some(ms) if ms / best > 1.10 => {
+                slow.push(format!("{pass} {b}×{h}×{n}×{d}×{e}: {chosen} takes {ms} ms, the best {best}"));
             }
+            Some(_) => {}
             None => unmeasured.push(format!("{pass} {b}×{h}×{n}×{d}×{e}: {chosen}")),
         }
     }
+    assert!(slow.is_empty(), "{} choices are slow:\n{}", slow.len(), slow.join("\n"));
     // Mixed numbers of sharers were measured only where the planner of the day chose them.
     assert!(unmeasured.len() <= 4, "{} choices were not measured:\n{}", unmeasured.len(), unmeasured.join("\n"));
 }

@@ -18,7 +18,7 @@ const MEMORY_BYTES_PER_US: f64 = 3.8e6;
 /// L2 to the multiprocessors: what blocks that share read again.
 const L2_BYTES_PER_US: f64 = 7.0e6;
 /// The same for sweeps.
-const SWEEP_L2_BYTES_PER_US: f64 = 5.0e6;
+const SWEEP_L2_BYTES_PER_US: f64 = 5.3e6;
 /// The states, read and written by the scan.
 const SCAN_BYTES_PER_US: f64 = 1.9e6;
 /// Sharing a segment beyond this costs more L2 traffic than it brings.
@@ -33,17 +33,17 @@ enum ChunkTime {
     Crowded { alone_us: f64, neighbour_us: f64 },
 }
 
-/// Measured on an H200.
+/// Fitted to what was measured on an H200.
 fn chunk_time(variant: &Variant) -> ChunkTime {
     use ChunkTime::{Crowded, Shared};
     match (variant.op, variant.arch, variant.key_tile, variant.value_tile) {
-        (Op::Gradients, _, 64, 64) => Shared { state_us: 0.30, output_us: 1.00 },
-        (Op::Gradients, _, _, 64) => Shared { state_us: 0.45, output_us: 1.60 },
-        (Op::Gradients, _, 64, _) => Shared { state_us: 0.60, output_us: 2.20 },
-        (Op::Gradients, _, _, _) => Shared { state_us: 1.30, output_us: 3.20 },
-        (Op::PairedGradients, _, 64, 64) => Shared { state_us: 0.30, output_us: 1.10 },
-        (Op::PairedGradients, _, _, 64) => Shared { state_us: 0.45, output_us: 1.75 },
-        (Op::PairedGradients, _, _, _) => Shared { state_us: 0.60, output_us: 2.40 },
+        (Op::Gradients, _, 64, 64) => Shared { state_us: 0.20, output_us: 1.50 },
+        (Op::Gradients, _, _, 64) => Shared { state_us: 0.40, output_us: 1.80 },
+        (Op::Gradients, _, 64, _) => Shared { state_us: 0.30, output_us: 3.10 },
+        (Op::Gradients, _, _, _) => Shared { state_us: 0.85, output_us: 3.50 },
+        (Op::PairedGradients, _, 64, 64) => Shared { state_us: 0.30, output_us: 1.60 },
+        (Op::PairedGradients, _, _, 64) => Shared { state_us: 0.45, output_us: 1.90 },
+        (Op::PairedGradients, _, _, _) => Shared { state_us: 0.30, output_us: 3.00 },
         (Op::ChunkOutput, Arch::Sm90, 64, 64) => Shared { state_us: 0.23, output_us: 0.45 },
         (Op::ChunkOutput, Arch::Sm90, _, 64) => Shared { state_us: 0.52, output_us: 0.39 },
         (Op::ChunkOutput, Arch::Sm90, 64, _) => Shared { state_us: 0.41, output_us: 0.72 },
@@ -231,6 +231,12 @@ fn chunks(problem: &Problem) -> u32 {
     (problem.seq_len as u32).div_ceil(CHUNK).max(1)
 }
 
+/// Elements of a row that L2 moves for the copy engine. Where rows begin within a sector of 32 bytes every panel touches lines that others
+/// touch too.
+fn touched(dim: usize) -> f64 {
+    if dim.is_multiple_of(16) { dim as f64 } else { f64::from(tile(dim) + SLAB) }
+}
+
 struct Model<'a> {
     problem: &'a Problem,
     device: &'a Device,
@@ -285,8 +291,10 @@ impl<'a> Model<'a> {
         let variant = find(Op::ChunkOutput, arch, self.problem.dtype, tile(key_dim), value_tile);
         let slabs = value_dim.div_ceil(value_tile as usize);
         let blocks = roles.len() * self.sequences * slabs * (self.segments * sharers) as usize;
-        let (key_dim, value_dim, slabs, shares) = (key_dim as f64, value_dim as f64, slabs as f64, f64::from(sharers));
-        let memory_bytes = 2.0 * (2.0 * key_dim + 2.0 * value_dim) / (slabs * shares);
+        let (slabs, shares) = (slabs as f64, f64::from(sharers));
+        let memory_bytes = 2.0 * (2.0 * key_dim as f64 + 2.0 * value_dim as f64) / (slabs * shares);
+        let [key_dim, value_dim] =
+            [key_dim, value_dim].map(|dim| if arch == Arch::Sm90 { touched(dim) } else { dim as f64 });
         // X and O of its own chunks, Y and Z of all.
         let l2_bytes = 2.0 * (key_dim + value_dim / slabs) * (1.0 + 1.0 / shares);
         self.launch_us(variant, blocks, sharers, memory_bytes, l2_bytes)
@@ -296,17 +304,23 @@ impl<'a> Model<'a> {
     fn sweep_us(&self, sharers: u32, sweep: Sweep) -> f64 {
         let variant = gradients(self.problem, sweep);
         let blocks = self.sequences * (self.segments * sharers) as usize;
-        let (d, e) = (self.problem.head_dim as f64, self.problem.value_dim as f64);
         let shares = f64::from(sharers);
-        let once = 2.0 * d + 2.0 * e + 2.0 * d + e;
         // Elements of a row of the block's own chunks, and of the others', of which states take Q and dO, or K and V.
-        let (own, others, states) = match sweep {
-            Sweep::Lean => (once + d + 2.0 * e, 2.0 * (d + e), 2.0),
-            Sweep::Paired => (once + state_len(self.problem) as f64 / f64::from(PAIR), d + e, 1.0),
+        let elements = |d: f64, e: f64| {
+            let once = 2.0 * d + 2.0 * e + 2.0 * d + e;
+            match sweep {
+                Sweep::Lean => (once + d + 2.0 * e, 2.0 * (d + e)),
+                Sweep::Paired => (once + state_len(self.problem) as f64 / f64::from(PAIR), d + e),
+            }
         };
-        let memory_bytes = 2.0 * own / shares;
+        let dims = [self.problem.head_dim, self.problem.value_dim];
+        let [d, e] = dims.map(|dim| dim as f64);
+        let memory_bytes = 2.0 * elements(d, e).0 / shares;
+        let [d, e] = dims.map(touched);
+        let (own, others) = elements(d, e);
         let l2_bytes = 2.0 * (own / shares + others * (1.0 - 1.0 / shares));
         let l2_bytes = l2_bytes * L2_BYTES_PER_US / SWEEP_L2_BYTES_PER_US;
+        let states = if sweep == Sweep::Lean { 2.0 } else { 1.0 };
         let ChunkTime::Shared { state_us, output_us } = chunk_time(variant) else {
             unreachable!("sweeps share segments")
         };
