@@ -73,42 +73,55 @@ fn a_captured_graph_gives_the_same_bits() {
     }
 }
 
-#[test]
-fn two_streams_with_an_attention_each() {
+/// Two streams at the same time, with an attention each, give the bits that each gives alone.
+fn two_streams(sweep: bool, passes: [Pass; 2]) {
     let Some(gpu) = device() else { return };
     let _exclusive = exclusive();
     let problem = problem();
-    for (sweep, passes) in RUNS {
-        let prepare = || prepare(gpu, &problem, sweep);
-        let set = |seed, attention: &Attention| {
-            let mut set = gpu.set(&problem, seed).unwrap();
-            set.hold_checkpoints(attention.plan()).unwrap();
-            set
-        };
-        let expected = [0, 1].map(|seed| {
-            let mut attention = prepare();
-            let set = set(seed, &attention);
-            for pass in passes {
-                set.enqueue(&mut attention, &gpu.stream, pass).unwrap();
-            }
-            gpu.stream.synchronize().unwrap();
-            set.bits().unwrap()
-        });
-        let streams = [0, 1].map(|_| Stream::new(StreamFlags::DEFAULT, None).unwrap());
-        let mut attentions = [0, 1].map(|_| prepare());
-        let sets = [0, 1].map(|seed| set(seed, &attentions[0]));
-        for _ in 0..20 {
-            for pass in passes {
-                for i in [0, 1] {
-                    sets[i].enqueue(&mut attentions[i], &streams[i], pass).unwrap();
-                }
-            }
+    let prepare = || prepare(gpu, &problem, sweep);
+    let set = |seed, attention: &Attention| {
+        let mut set = gpu.set(&problem, seed).unwrap();
+        set.hold_checkpoints(attention.plan()).unwrap();
+        set
+    };
+    let expected = [0, 1].map(|seed| {
+        let mut attention = prepare();
+        let set = set(seed, &attention);
+        for pass in passes {
+            set.enqueue(&mut attention, &gpu.stream, pass).unwrap();
         }
-        for i in [0, 1] {
-            streams[i].synchronize().unwrap();
-            assert!(sets[i].bits().unwrap() == expected[i], "{passes:?}: stream {i} gives other bits");
+        gpu.stream.synchronize().unwrap();
+        set.bits().unwrap()
+    });
+    let streams = [0, 1].map(|_| Stream::new(StreamFlags::DEFAULT, None).unwrap());
+    let mut attentions = [0, 1].map(|_| prepare());
+    let sets = [0, 1].map(|seed| set(seed, &attentions[0]));
+    for _ in 0..10 {
+        for pass in passes {
+            for i in [0, 1] {
+                sets[i].enqueue(&mut attentions[i], &streams[i], pass).unwrap();
+            }
         }
     }
+    for i in [0, 1] {
+        streams[i].synchronize().unwrap();
+        assert!(sets[i].bits().unwrap() == expected[i], "stream {i} gives other bits");
+    }
+}
+
+#[test]
+fn two_streams_with_a_kernel_each() {
+    two_streams(false, Pass::BOTH);
+}
+
+#[test]
+fn two_streams_with_one_sweep() {
+    two_streams(true, Pass::BOTH);
+}
+
+#[test]
+fn two_streams_with_checkpoints() {
+    two_streams(true, Pass::CHECKPOINTED);
 }
 
 /// The engine's calls bring their own context: a thread that has none may plan, prepare, run and drop.
