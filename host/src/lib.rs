@@ -88,8 +88,8 @@
 //!
 //! Two families of kernels compute the outputs: portable ones from Ampere on, and Hopper's. Where training runs forward and
 //! backward as a pair, the calls `forward_checkpointed` and `backward_checkpointed` hand over states in memory of the
-//! caller's, [`Plan::checkpoint_bytes`] of it: with [`Plan::default_span`], less than a fifth of q, k, v and o. A plan uses
-//! them when [`Plan::with_span`] asks for it; otherwise that is 0 bytes and they are the plain calls.
+//! caller's, [`Plan::checkpoint_bytes`] of it: at most a fifth of q, k, v and o, and 0 where the plan has no checkpoints and they are the
+//! plain calls. [`Plan::with_checkpoints`] tells a plan to have them or not.
 //!
 //! # What there is
 //!

@@ -26,6 +26,7 @@ pub fn run(repo: &Repo, check: bool) -> Result<()> {
     let old = fs::read_to_string(&path).context("README.md")?;
     let new = fill(&old, |block| match block {
         "speed" => speed(&newest()?, &read(PEERS)?),
+        "checkpointed" => checkpointed(&newest()?),
         "cold" => cold(&newest()?, &read(PEERS)?),
         "accuracy" => accuracy(&read(VALIDATION)?),
         "quickstart" | "quickstart_cuda" => example(block),
@@ -169,6 +170,36 @@ fn speed(rows: &[Row], peers: &[Row]) -> Result<String> {
     Ok(text + "\n")
 }
 
+/// One line per shape whose plan has checkpoints: the passes that write and read them, beside the plain ones.
+fn checkpointed(rows: &[Row]) -> Result<String> {
+    let mut text = String::new();
+    for row in rows.iter().filter(|row| row.0.get("op").is_some_and(|op| op == "checkpointed backward")) {
+        let of = |op| last(rows, op, row)?.with_context(|| format!("no `{op}` beside a checkpointed pass"));
+        let (plain, forward, backward) = (of("forward")?, of("checkpointed forward")?, of("backward")?);
+        if text.is_empty() {
+            writeln!(
+                text,
+                "| {} on {}, B×H×N×D×E | forward ms | × plain | backward ms | × plain | of copy |\n\
+                 |---|---:|---:|---:|---:|---:|",
+                row.get("dtype")?,
+                row.get("backend")?
+            )?;
+        }
+        let share = row.number("pct_copy")?;
+        writeln!(
+            text,
+            "| {} | {:.3} | {:.2} | {:.3} | {:.2} | {share:.0} % ({:.2}×) |",
+            shape(row)?,
+            forward.number("ms")?,
+            forward.number("ms")? / plain.number("ms")?,
+            row.number("ms")?,
+            row.number("ms")? / backward.number("ms")?,
+            100.0 / share
+        )?;
+    }
+    Ok(if text.is_empty() { NO_RECORD.into() } else { text })
+}
+
 /// The value of a key, in the order in which keys came.
 fn entry<K: PartialEq, V>(entries: &mut Vec<(K, V)>, key: K, new: V) -> &mut V {
     let index = entries.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
@@ -270,6 +301,19 @@ mod tests {
     }
 
     #[test]
+    fn checkpointed_passes_stand_beside_plain_ones() {
+        let row = |op: &str, ms: &str| format!("cuda,{op},bf16,6,8,2048,128,64,{ms},50.0\n");
+        let passes = [("forward", "0.1"), ("backward", "0.4"), ("checkpointed forward", "0.12")];
+        let rows: String = passes.iter().map(|(op, ms)| row(op, ms)).collect();
+        let last = row("checkpointed backward", "0.2");
+        let parse = |rows: &str| Row::parse(&format!("backend,op,dtype,b,h,n,d,e,ms,pct_copy\n{rows}")).unwrap();
+        let table = checkpointed(&parse(&(rows.clone() + &last))).unwrap();
+        assert!(table.ends_with("| 6×8×2048×128×64 | 0.120 | 1.20 | 0.200 | 0.50 | 50 % (2.00×) |\n"), "{table}");
+        assert!(checkpointed(&parse(&last)).is_err());
+        assert_eq!(checkpointed(&parse(&rows)).unwrap(), NO_RECORD);
+    }
+
+    #[test]
     fn cold_calls_stand_beside_warm_ones() {
         let row = |op, ms| format!("{op},bf16,1,1,64,64,64,{ms}\n");
         let [cold_forward, cold_backward] = [row("cold_forward", "2360"), row("cold_backward", "0.1363")];
@@ -310,7 +354,7 @@ mod tests {
             let (expected, numbers): (&str, &[&str]) = match path.file_name().unwrap().to_str().unwrap() {
                 VALIDATION => ("date,commit,gpu,driver,case,output,error,bound", &["error", "bound"]),
                 "plan.csv" => (
-                    "pass,b,h,n,d,e,family,segments,sharers,value_tiles,span,ms,predicted_ms",
+                    "pass,b,h,n,d,e,family,segments,sharers,value_tiles,sweep,ms,predicted_ms",
                     &["b", "h", "n", "d", "e", "segments", "ms", "predicted_ms"],
                 ),
                 "sanitizer.csv" => ("date,commit,gpu,driver,tool,tests,passed,reports", &["passed", "reports"]),

@@ -10,7 +10,7 @@
 use super::shared::{PANEL_BYTES, ROW_BYTES};
 
 /// The upper half of every descriptor: stride and swizzle.
-const UPPER: u32 = 1 << 30 | 8 * ROW_BYTES / 16;
+const UPPER: u32 = (1 << 30) | (8 * ROW_BYTES / 16);
 
 /// An operand: the lower half of its descriptors. Steps only add to the address, and never carry out of its field.
 #[derive(Clone, Copy)]

@@ -417,7 +417,6 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
 
     /// Stores a warp's 16 rows of a chunk's output, `N` columns, through its warpgroup's panels, as the first or the second tensor.
     #[inline(always)]
-    #[expect(clippy::too_many_arguments)]
     unsafe fn store<T: Element, const N: u32>(
         &self,
         output: OutputWarp,
