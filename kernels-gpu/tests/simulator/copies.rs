@@ -2,7 +2,7 @@
 
 use lightning_attention_kernels::abi::{TensorMap, TensorMapSource};
 use lightning_attention_kernels::device::sim::{
-    Action, BarrierProblem, Buffer, FaultKind, GlobalMemory, Launch, encode_tensor_map, launch,
+    Action, BarrierProblem, Buffer, FaultKind, GlobalMemory, Launch, Meeting, encode_tensor_map, launch,
 };
 use lightning_attention_kernels::device::*;
 
@@ -147,6 +147,31 @@ fn stores_do_not_begin_before_the_tensor() {
         .unwrap_err();
         assert!(matches!(fault.kind, FaultKind::Invalid { .. }), "{fault}");
     }
+}
+
+#[test]
+fn an_elected_store_is_one_of_the_whole_warp() {
+    let mut data = Buffer::new(vec![0_u16; numbers().len()]);
+    let mut memory = GlobalMemory::new();
+    let map = map(memory.in_out("data", &mut data));
+    let fault = fault_of_twin(&block("elect", 32), &memory, |form| {
+        let thread = thread_idx_x();
+        for unit in [thread, thread + 32] {
+            // SAFETY: the simulator checks.
+            unsafe { st_shared_b32x4(dynamic_smem() + 16 * unit, [0x70007; 4]) };
+        }
+        fence_proxy_async();
+        syncwarp();
+        if form == Form::Correct || thread != 9 {
+            // SAFETY: the simulator checks.
+            unsafe { cp_async_bulk_tensor_store_elect(&map, [8, 0, 0, 0], dynamic_smem(), createpolicy_evict_first()) };
+        }
+        cp_async_bulk_commit_group();
+        cp_async_bulk_wait_group_read::<0>();
+    });
+    assert!(matches!(fault.kind, FaultKind::Divergence { waits_at: Meeting::Elect, .. }), "{fault}");
+    drop(memory);
+    assert_eq!((data[7], data[8], data[71], data[8 * 72 + 8]), (0, 7, 7, 0));
 }
 
 #[test]
