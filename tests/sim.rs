@@ -211,10 +211,10 @@ fn the_cases_reach_every_variant() {
         let swept =
             |case: Case| [DType::Bf16, DType::F16].map(|dtype| plan(&Case { dtype, ..case.clone() }).with_sweep(true));
         reached.extend(sweep_cases(65).into_iter().flat_map(swept).flat_map(|plan| plan.variants()));
-        let paired = |case: Case| {
+        let checkpointed = |case: Case| {
             [DType::Bf16, DType::F16].map(|dtype| plan(&Case { dtype, ..case.clone() }).with_checkpoints(true))
         };
-        reached.extend(paired_cases(130).into_iter().flat_map(paired).flat_map(|plan| plan.variants()));
+        reached.extend(paired(sweep_cases(130)).into_iter().flat_map(checkpointed).flat_map(|plan| plan.variants()));
         reached.extend(wide_cases(129).iter().flat_map(|case| plan(case).with_sharers(1, 128).variants()));
     }
     for variant in VARIANTS {
@@ -262,22 +262,29 @@ fn wide_slabs() {
     }
 }
 
-/// Every tile of the lean sweep.
-fn sweep_cases(n: usize) -> Vec<Case> {
+/// Every tile of the lean sweep, a head for each slope.
+fn sweep_cases_of(n: usize, slopes: &[f32]) -> Vec<Case> {
     [(128, 64, DType::Bf16), (128, 128, DType::F16), (40, 72, DType::Bf16), (64, 56, DType::F16)]
-        .map(|(d, e, dtype)| Case::new("sweep", dtype, [1, 2, n, d, e]).slopes(Slopes::Custom(vec![0.0039, 0.92])))
+        .map(|(d, e, dtype)| {
+            Case::new("sweep", dtype, [1, slopes.len(), n, d, e]).slopes(Slopes::Custom(slopes.to_vec()))
+        })
         .into()
 }
 
-/// Every tile of the sweep by pairs.
-fn paired_cases(n: usize) -> Vec<Case> {
-    sweep_cases(n).into_iter().filter(|case| case.head_dim.min(case.value_dim) <= 64).collect()
+fn sweep_cases(n: usize) -> Vec<Case> {
+    sweep_cases_of(n, &[0.0039, 0.92])
+}
+
+/// Those that checkpoints are for.
+fn paired(cases: Vec<Case>) -> Vec<Case> {
+    cases.into_iter().filter(|case| case.head_dim.min(case.value_dim) <= 64).collect()
 }
 
 #[test]
 fn one_sweep_without_checkpoints() {
     let with_sharers = |sharers| Simulator { sweep: true, sharers: Some(sharers), ..Simulator::of(HOPPER) };
-    run_cases(&sweep_cases(65), &with_sharers(1));
+    run_cases(&sweep_cases_of(65, &SLOPES), &with_sharers(1));
+    run_cases(&sweep_cases_of(129, &SLOPES), &with_sharers(1));
     run_cases(&sweep_cases(273), &with_sharers(2));
     // Segments divide the sequence.
     run_cases(&sweep_cases(384), &Simulator { segments: Some(2), ..with_sharers(3) });
@@ -286,13 +293,14 @@ fn one_sweep_without_checkpoints() {
 #[test]
 fn one_sweep_from_checkpoints() {
     let with_sharers = |sharers| Simulator { checkpoints: true, sharers: Some(sharers), ..Simulator::of(HOPPER) };
-    run_cases(&paired_cases(128), &with_sharers(1));
-    run_cases(&paired_cases(273), &with_sharers(2));
-    run_cases(&paired_cases(520), &with_sharers(1));
+    run_cases(&paired(sweep_cases_of(128, &SLOPES)), &with_sharers(1));
+    run_cases(&paired(sweep_cases_of(129, &SLOPES)), &with_sharers(1));
+    run_cases(&paired(sweep_cases(273)), &with_sharers(2));
+    run_cases(&paired(sweep_cases(520)), &with_sharers(1));
     // An even number of whole pairs, a lone last chunk, one that is short.
-    run_cases(&paired_cases(512), &Simulator { segments: Some(2), ..with_sharers(2) });
-    run_cases(&paired_cases(448), &with_sharers(3));
-    run_cases(&paired_cases(400), &with_sharers(2));
+    run_cases(&paired(sweep_cases(512)), &Simulator { segments: Some(2), ..with_sharers(2) });
+    run_cases(&paired(sweep_cases(448)), &with_sharers(3));
+    run_cases(&paired(sweep_cases(400)), &with_sharers(2));
 }
 
 /// Threads, blocks and the arrival of copies in other orders give the same bits.

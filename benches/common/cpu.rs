@@ -140,7 +140,7 @@ fn measure_typed<T: Element>(shape: &Shape, effort: Effort, compare: bool) -> Re
     } else {
         None
     };
-    Ok(Measurement { shape: *shape, dtype: T::DTYPE, timings, errors })
+    Ok(Measurement { shape: *shape, dtype: T::DTYPE, timings, errors: [errors, None] })
 }
 
 fn time_ms(body: impl FnOnce() -> lightning_attention::Result<()>) -> Result<f64> {

@@ -163,28 +163,29 @@ impl Gpu {
         };
         let mut first_ms = vec![first(start, Pass::Forward)?, first(Instant::now(), Pass::Backward)?];
 
-        let errors = if compare {
-            sets[0].refuse_nan()?;
+        let errors_of = |set: &Set| -> Result<Option<oracle::Errors>> {
+            if !compare {
+                return Ok(None);
+            }
+            set.refuse_nan()?;
             let heads = oracle::heads_to_compare(&problem);
-            let heads = heads
-                .into_iter()
-                .map(|head| Ok((head, sets[0].head(head)?)))
-                .collect::<Result<Vec<(usize, HeadRows)>>>()?;
-            Some(oracle::errors(&problem, &heads)?)
-        } else {
-            None
+            let heads = heads.into_iter().map(|head| Ok((head, set.head(head)?))).collect::<Result<Vec<_>>>()?;
+            Ok(Some(oracle::errors(&problem, &heads)?))
         };
+        let mut errors = [errors_of(&sets[0])?, None];
 
         if attention.plan().checkpoints().is_some() {
             for set in &mut sets {
                 set.hold_checkpoints(attention.plan())?;
             }
+            sets[0].poison()?;
             for pass in Pass::CHECKPOINTED {
                 let start = Instant::now();
                 sets[0].enqueue(&mut attention, &self.stream, pass)?;
                 self.stream.synchronize()?;
                 first_ms.push(start.elapsed().as_secs_f64() * 1e3);
             }
+            errors[1] = errors_of(&sets[0])?;
         }
 
         let mut time = |pass, first_ms| -> Result<Timing> {

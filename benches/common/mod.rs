@@ -169,7 +169,18 @@ pub struct Measurement {
     pub dtype: DType,
     /// Forward and backward, then the checkpointed passes where the plan has checkpoints.
     pub timings: Vec<Timing>,
-    pub errors: Option<oracle::Errors>,
+    /// Of the plain passes and of the checkpointed ones.
+    pub errors: [Option<oracle::Errors>; 2],
+}
+
+impl Measurement {
+    /// The errors of the pass's outputs: name and value, and how many heads were compared.
+    pub fn errors_of(&self, pass: Pass) -> Option<(Vec<(&'static str, f64)>, usize)> {
+        let errors = self.errors[usize::from(Pass::CHECKPOINTED.contains(&pass))]?;
+        let outputs = errors.outputs();
+        let outputs = if pass.is_forward() { &outputs[..1] } else { &outputs[1..] };
+        Some((outputs.to_vec(), errors.heads))
+    }
 }
 
 /// Bytes and milliseconds → GB/s.

@@ -42,15 +42,13 @@ pub struct Record {
 
 /// The records of a measurement.
 pub fn of(measurement: &Measurement) -> Vec<Record> {
-    let Measurement { shape, dtype, timings, errors } = measurement;
+    let Measurement { shape, dtype, timings, .. } = measurement;
     timings
         .iter()
         .map(|timing| {
             let mut note = timing.note.clone();
-            for (output, error) in errors.iter().flat_map(super::oracle::Errors::outputs) {
-                if (output == "o") == timing.pass.is_forward() {
-                    note += &format!("; {output} error {error:.2e}");
-                }
+            for (output, error) in measurement.errors_of(timing.pass).into_iter().flat_map(|(outputs, _)| outputs) {
+                note += &format!("; {output} error {error:.2e}");
             }
             Record {
                 op: timing.pass.name(),

@@ -12,14 +12,12 @@ pub fn heading(machine: &Machine) -> String {
 
 /// One line for each pass.
 pub fn lines(machine: &Machine, measurement: &Measurement) -> String {
-    let Measurement { shape, dtype, timings, errors } = measurement;
+    let Measurement { shape, dtype, timings, .. } = measurement;
     let lines = timings.iter().map(|timing| {
         let rate = timing.gbps(shape, *dtype);
-        let errors = errors.map_or_else(String::new, |errors| {
-            let outputs = errors.outputs();
-            let outputs = if timing.pass.is_forward() { &outputs[..1] } else { &outputs[1..] };
+        let errors = measurement.errors_of(timing.pass).map_or_else(String::new, |(outputs, heads)| {
             let listed: Vec<String> = outputs.iter().map(|(name, error)| format!("{name} {error:.2e}")).collect();
-            format!("; {} ({} of {} heads)", listed.join(", "), errors.heads, shape.batch * shape.heads)
+            format!("; {} ({heads} of {} heads)", listed.join(", "), shape.batch * shape.heads)
         });
         format!(
             "{:<20} {:<21} {:>10.3} {:>10.4} {:>5} {:>8.1} {:>7.1}  {}{errors}",
