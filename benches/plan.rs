@@ -22,7 +22,7 @@ mod grid {
 
     use anyhow::Result;
     use clap::Parser;
-    use lightning_attention::plan::{Schedule, Sweep};
+    use lightning_attention::plan::Schedule;
     use lightning_attention::{DType, Plan};
     use lightning_attention_kernels::variants::Arch;
 
@@ -164,7 +164,7 @@ mod grid {
                         schedule.segments,
                         list(schedule.sharers),
                         list(schedule.value_tiles),
-                        schedule.sweep.map_or("", |sweep| if sweep == Sweep::Lean { "lean" } else { "paired" }),
+                        schedule.sweep.map(|sweep| sweep.to_string()),
                         format!("{ms:.4}"),
                         format!("{:.4}", schedule.predicted_us / 1e3),
                     ))?;

@@ -10,7 +10,7 @@ pub enum Op {
     StateScan,
     /// The outputs, walking each segment's chunks from its entering state.
     ChunkOutput,
-    /// dq, dk and dv in one sweep, from checkpoints or none (`docs/algorithm.md`, B8).
+    /// dq, dk and dv in one sweep, without checkpoints (`docs/algorithm.md`, B8).
     Gradients,
     /// The same from checkpoints every [`PAIR`] rows, where two chunks of all inputs fit a block (B9).
     PairedGradients,
@@ -137,14 +137,13 @@ const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, value_tile: u32, stages
     match (op, arch) {
         (Op::ChunkState, _) => stages * (x + z),
         (Op::StateScan, _) => 0,
-        (Op::Gradients, _) => {
+        (Op::Gradients | Op::PairedGradients, _) => {
             let (widest, outputs) = (if x > z { x } else { z }, 3 - value_tile / 64);
-            stages * (x + z) + 2 * s + outputs * widest + BARRIER_BYTES + DECAY_TABLE_BYTES
-        }
-        (Op::PairedGradients, _) => {
-            let (widest, outputs) = (if x > z { x } else { z }, 3 - value_tile / 64);
-            let slots = stages + kv_stages(key_tile, value_tile);
-            slots * (x + z) + 3 * s + outputs * widest + BARRIER_BYTES + DECAY_TABLE_BYTES
+            let (slots, states) = match op {
+                Op::PairedGradients => (stages + kv_stages(key_tile, value_tile), 3),
+                _ => (stages, 2),
+            };
+            slots * (x + z) + states * s + outputs * widest + BARRIER_BYTES + DECAY_TABLE_BYTES
         }
         (Op::ChunkOutput, Arch::Sm80) => stages * (2 * x + z) + s,
         (Op::ChunkOutput, Arch::Sm90) => stages * (x + z) + 2 * x + 2 * s + 2 * CHUNK * SLAB * 2 + BARRIER_BYTES,

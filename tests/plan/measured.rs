@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lightning_attention::plan::{Device, Schedule, Sweep};
+use lightning_attention::plan::{Device, Schedule};
 use lightning_attention::{Plan, Problem};
 
 /// On the grid that was measured on an H200, no pinned schedule beats the planner's by more than a tenth.
@@ -41,11 +41,7 @@ fn choices_are_near_the_best_measured() {
             _ => panic!("`{pass}` is no pass"),
         };
         let Schedule { arch, segments, sharers, value_tiles, sweep, .. } = chosen;
-        let sweep = match sweep {
-            None => "",
-            Some(Sweep::Lean) => "lean",
-            Some(Sweep::Paired) => "paired",
-        };
+        let sweep = sweep.map_or_else(String::new, |sweep| sweep.to_string());
         let (sharers, value_tiles) = (list(&sharers[..roles]), list(&value_tiles[..roles]));
         let chosen = format!("{arch:?} {segments} {sharers} {value_tiles} {sweep}");
         let best = schedules.values().copied().fold(f64::INFINITY, f64::min);

@@ -72,6 +72,15 @@ pub enum Sweep {
     Paired,
 }
 
+impl fmt::Display for Sweep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Sweep::Lean => "lean",
+            Sweep::Paired => "paired",
+        })
+    }
+}
+
 /// States that a forward pass stores, rounded to the element type, so that backward need not make them again.
 ///
 /// Only GPUs of [`Arch::Sm90`] have kernels for them, for sequences of at least 128 rows and where one of the dims is at most 64.
@@ -133,7 +142,7 @@ impl Plan {
                 && us(&c.forward, &c.backward) < us(&plan.forward, &plan.backward)
         };
         let pays = plan.checkpoints.as_ref().is_some_and(pays);
-        Ok(plan.with_checkpoints(pays))
+        Ok(if pays { plan } else { plan.with_checkpoints(false) })
     }
 
     /// The plan with checkpoints, where there are kernels for them, or without: the checkpointed passes are then the plain ones. Plans
@@ -231,8 +240,8 @@ impl Plan {
         self.checkpoints.map_or(0, |checkpoints| checkpoints.bytes)
     }
 
-    /// Checks the memory of the checkpoints, of the problem's element type, beside the tensors of a forward pass that writes them, all of them, or of a backward
-    /// pass that reads them, the written ones. No checkpoints need no memory.
+    /// Checks the memory of the checkpoints, of the problem's element type, beside the tensors of a forward pass that writes them, all of
+    /// them, or of a backward pass that reads them, the written ones. No checkpoints need no memory.
     ///
     /// # Errors
     /// [`Error::BufferTooShort`], [`Error::Alignment`], [`Error::ElementType`] for `checkpoints`; [`Error::Overlap`].

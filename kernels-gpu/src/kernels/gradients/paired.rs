@@ -30,6 +30,7 @@ use super::super::warpgroup::{
     DecayTable, Rows, StatePlace, WARPS, load_scaled_columns, store_rounded, update_state, wait,
 };
 use super::super::{WorkItem, head_decay};
+use super::Roles;
 use super::output::{Operands, OutputWarp, map};
 use crate::abi::{Params, TensorMap};
 use crate::decay::Decay;
@@ -37,7 +38,7 @@ use crate::device::{
     cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if, cp_async_bulk_wait_group,
     cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal, dynamic_smem,
     fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, opaque,
-    setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp, thread_idx_x,
+    syncthreads, syncwarp, thread_idx_x,
 };
 use crate::element::Element;
 use crate::tile::pipeline::{Ring, Slot};
@@ -54,9 +55,8 @@ pub unsafe fn paired_gradients<T: Element, const D: u32, const E: u32, const STA
     params: &Params,
     maps: *const TensorMap,
 ) {
-    const { assert!(E == 64 || E == 128, "a state warpgroup has 64 rows") };
     let thread = thread_idx_x();
-    let (states, outputs) = (Block::<D, E, STAGES, KV_STAGES>::STATES, Block::<D, E, STAGES, KV_STAGES>::OUTPUTS);
+    let (states, outputs) = (Roles::<D, E>::STATES, Roles::<D, E>::OUTPUTS);
     let block = Block::<D, E, STAGES, KV_STAGES>::new(params, maps);
     // SAFETY: `slopes` holds a value for each head.
     let decay = unsafe { head_decay(params, block.item.head) };
@@ -76,13 +76,7 @@ pub unsafe fn paired_gradients<T: Element, const D: u32, const E: u32, const STA
     syncthreads();
     let (warpgroup, thread) = (thread / 128, thread % 128);
     if warpgroup == 3 {
-        if outputs == 1 {
-            setmaxnreg_dec::<40>();
-        } else if D == 64 {
-            setmaxnreg_dec::<32>();
-        } else {
-            setmaxnreg_dec::<24>();
-        }
+        Roles::<D, E>::become_copies();
         // SAFETY: one thread of the block each.
         unsafe {
             if thread == 0 {
@@ -96,21 +90,11 @@ pub unsafe fn paired_gradients<T: Element, const D: u32, const E: u32, const STA
         return;
     }
     if warpgroup < states {
-        if outputs == 1 {
-            setmaxnreg_inc::<136>();
-        } else if D == 64 {
-            setmaxnreg_dec::<112>();
-        } else {
-            setmaxnreg_dec::<120>();
-        }
+        Roles::<D, E>::become_state();
         // SAFETY: the state warpgroups of the block, numbered.
         unsafe { block.carry_g::<T>(params, decay, warpgroup, thread) };
     } else {
-        if outputs == 2 {
-            setmaxnreg_inc::<184>();
-        } else {
-            setmaxnreg_inc::<200>();
-        }
+        Roles::<D, E>::become_output();
         // SAFETY: the output warpgroups of the block, numbered.
         unsafe { block.output::<T>(warpgroup - states, thread) };
     }
@@ -134,28 +118,15 @@ struct Block<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32
 }
 
 impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<D, E, STAGES, KV_STAGES> {
-    /// State warpgroups, 64 rows of Gᵀ each.
-    const STATES: u32 = E / 64;
-    /// Output warpgroups.
-    const OUTPUTS: u32 = 3 - Self::STATES;
-    /// Panels of Q and K; of dO and V.
-    const PANELS: [u32; 2] = [D / 64, E / 64];
-    /// Where dO or V lies in a slot, after Q or K.
-    const NARROW: u32 = Self::PANELS[0] * PANEL_BYTES;
-    /// Bytes of a panel of Gᵀ, `[E, 64]`.
-    const G_PANEL_BYTES: u32 = E * ROW_BYTES;
-    /// Bytes of the widest output of a chunk.
-    const OUTPUT_BYTES: u32 = if D > E { D } else { E } / 64 * PANEL_BYTES;
-
     #[inline(always)]
     fn new(params: &Params, maps: *const TensorMap) -> Self {
-        let (slot_bytes, state_bytes) = ((D + E) / 64 * PANEL_BYTES, 2 * D * E);
+        let (slot_bytes, state_bytes) = (Roles::<D, E>::SLOT_BYTES, Roles::<D, E>::STATE_BYTES);
         let base = dynamic_smem();
         let kv_slots = base + STAGES * slot_bytes;
         let s_slot = kv_slots + KV_STAGES * slot_bytes;
         let g_slots = s_slot + state_bytes;
         let o_panels = g_slots + 2 * state_bytes;
-        let barriers = o_panels + Self::OUTPUTS * Self::OUTPUT_BYTES;
+        let barriers = o_panels + Roles::<D, E>::OUTPUTS * Roles::<D, E>::OUTPUT_BYTES;
         let kv_barriers = barriers + Ring::<STAGES>::BARRIER_BYTES;
         let s_barriers = kv_barriers + Ring::<KV_STAGES>::BARRIER_BYTES;
         let g_barriers = s_barriers + Ring::<1>::BARRIER_BYTES;
@@ -177,7 +148,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
         }
     }
 
-    /// Chunks of the segment.
+    /// Chunks of the segment; from the parameters each time, to save a register.
     #[inline(always)]
     fn num_chunks(&self) -> u32 {
         (self.seq_len - self.item.first_row).min(self.segment_len).div_ceil(CHUNK)
@@ -220,7 +191,11 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
         // SAFETY: the slot is free once its empty barrier says so; the maps are those of this launch.
         unsafe {
             slot.wait_empty();
-            mbarrier_arrive_expect_tx_if(slot.full, (Self::PANELS[0] + Self::PANELS[1]) * PANEL_BYTES, true);
+            mbarrier_arrive_expect_tx_if(
+                slot.full,
+                (Roles::<D, E>::PANELS[0] + Roles::<D, E>::PANELS[1]) * PANEL_BYTES,
+                true,
+            );
             let load = |map: usize, address: u32, panels: u32| {
                 unroll!(P in 2 {
                     cp_async_bulk_tensor_load_if(
@@ -229,15 +204,15 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
                     );
                 });
             };
-            load(maps[0], slot.address, Self::PANELS[0]);
-            load(maps[1], slot.address + Self::NARROW, Self::PANELS[1]);
+            load(maps[0], slot.address, Roles::<D, E>::PANELS[0]);
+            load(maps[1], slot.address + Roles::<D, E>::NARROW, Roles::<D, E>::PANELS[1]);
         }
     }
 
     /// The filling of the `count`-th chunk that this block outputs, or of those that it does not. Each have half of the ring, so that none
     /// wait behind the others.
     #[inline(always)]
-    fn q_do(&self, owned: bool, count: u32) -> Slot {
+    fn q_do_slot(&self, owned: bool, count: u32) -> Slot {
         if self.sharers == 1 {
             return self.q_do.at(count);
         }
@@ -255,7 +230,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
         // SAFETY: by this function's contract.
         let mut load = |owned: bool, chunk: u32| unsafe {
             let count = if owned { &mut own } else { &mut others };
-            self.load(self.q_do(owned, *count), [map::Q, map::DO], chunk, policy);
+            self.load(self.q_do_slot(owned, *count), [map::Q, map::DO], chunk, policy);
             *count += 1;
         };
         let mut turns = self.item.share;
@@ -328,7 +303,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
         let elected = lane == 0;
         let chunk_decay = decay.pow(CHUNK);
         let load_do = |slot: u32| {
-            let panel = slot + Self::NARROW + index * PANEL_BYTES;
+            let panel = slot + Roles::<D, E>::NARROW + index * PANEL_BYTES;
             // SAFETY: the slot is full.
             unsafe { load_scaled_columns::<T>(panel, warp, lane, |k| self.table.row_decay(lane, true, k)) }
         };
@@ -345,7 +320,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
 
         // Pairs until this block outputs one; 0 when it does.
         let mut turns = self.item.share;
-        let mut slot = self.q_do(turns == 0, 0);
+        let mut slot = self.q_do_slot(turns == 0, 0);
         // SAFETY: the first filling.
         unsafe { slot.wait_full() };
         let mut a = load_do(slot.address);
@@ -357,7 +332,13 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
                 // SAFETY: the slot is free; each warp stores its own 16 rows and says so.
                 unsafe {
                     copy.wait_empty();
-                    store_rounded::<T, D>(copy.address, Self::G_PANEL_BYTES, 64 * index + 16 * warp, lane, &g);
+                    store_rounded::<T, D>(
+                        copy.address,
+                        Roles::<D, E>::STATE_PANEL_BYTES,
+                        64 * index + 16 * warp,
+                        lane,
+                        &g,
+                    );
                     fence_proxy_async();
                     syncwarp();
                     mbarrier_arrive_if(copy.full, elected);
@@ -375,7 +356,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
             };
             let passed = self.num_chunks() - chunk;
             let is_next_owned = next_turns == 0;
-            let next_slot = self.q_do(is_next_owned, if is_next_owned { own } else { passed - own });
+            let next_slot = self.q_do_slot(is_next_owned, if is_next_owned { own } else { passed - own });
             let mut next_a = a;
             if chunk > 0 {
                 // SAFETY: the next filling.
@@ -391,7 +372,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
                 mbarrier_arrive_if(slot.empty, elected);
                 // What nobody here outputs is free as far as the output warpgroups are concerned.
                 mbarrier_arrive_if(slot.empty, elected && !owned && index == 0);
-                if Self::OUTPUTS == 2 {
+                if Roles::<D, E>::OUTPUTS == 2 {
                     mbarrier_arrive_if(slot.empty, elected && !owned && index == 0);
                 }
             }
@@ -422,7 +403,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
     #[inline(always)]
     fn staging(&self, index: u32) -> Ring<1> {
         let barriers = self.o_barriers + index * Ring::<1>::BARRIER_BYTES;
-        Ring::new(self.o_panels + index * Self::OUTPUT_BYTES, Self::OUTPUT_BYTES, barriers)
+        Ring::new(self.o_panels + index * Roles::<D, E>::OUTPUT_BYTES, Roles::<D, E>::OUTPUT_BYTES, barriers)
     }
 
     /// Leaves a warp's 16 rows of an output, `N` columns, to be stored.
@@ -473,14 +454,14 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
             while stage < 4 {
                 let (of_second, is_dq) = (stage < 2, stage == 1 || stage == 2);
                 let chunk = first + u32::from(of_second);
-                if !is_dq && index == Self::OUTPUTS - 1 {
-                    store(map::DV, chunk, Self::PANELS[1]);
+                if !is_dq && index == Roles::<D, E>::OUTPUTS - 1 {
+                    store(map::DV, chunk, Roles::<D, E>::PANELS[1]);
                 }
                 if is_dq && self.makes_dq(index, of_second) {
-                    store(map::DQ, chunk, Self::PANELS[0]);
+                    store(map::DQ, chunk, Roles::<D, E>::PANELS[0]);
                 }
                 if !is_dq && index == 0 {
-                    store(map::DK, chunk, Self::PANELS[0]);
+                    store(map::DK, chunk, Roles::<D, E>::PANELS[0]);
                 }
                 stage += 1;
             }
@@ -500,7 +481,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
     /// is but one warpgroup, it makes both.
     #[inline(always)]
     fn makes_dq(&self, index: u32, of_second: bool) -> bool {
-        Self::OUTPUTS == 1 || (index == 1) == of_second
+        Roles::<D, E>::OUTPUTS == 1 || (index == 1) == of_second
     }
 
     /// Computes what this warpgroup does for a pair, the `own`-th of this block.
@@ -519,7 +500,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
             // Only the very last pair may have but one chunk.
             let is_odd = self.item.share == 0 && !self.is_whole(self.last_pair());
             let chunks = (2 * own).saturating_sub(u32::from(is_odd));
-            let (q, k) = (self.q_do(true, chunks + later), self.kv.at(chunks + later));
+            let (q, k) = (self.q_do_slot(true, chunks + later), self.kv.at(chunks + later));
             let copy = if is_dq { self.s.at(own) } else { self.g.at(chunks + later) };
             let first_k = || self.kv.at(here(chunks) + 1);
             // SAFETY: this warpgroup has yet to free these fillings, so it is less than two behind.
@@ -539,20 +520,20 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
                 let dv = Operands {
                     x: k.address,
                     y: q.address,
-                    z: q.address + Self::NARROW,
+                    z: q.address + Roles::<D, E>::NARROW,
                     s: copy.address,
                     counts_remainder: is_short || self.seq_len <= FEW_ROWS,
                     before: None,
                 };
                 let (x, z) = if is_dq { (q, k) } else { (k, q) };
-                let before = (stage == 1).then(|| first_k().address).map(|k| [k + Self::NARROW, k]);
-                let (x, y) = (x.address + Self::NARROW, z.address + Self::NARROW);
+                let before = (stage == 1).then(|| first_k().address).map(|k| [k + Roles::<D, E>::NARROW, k]);
+                let (x, y) = (x.address + Roles::<D, E>::NARROW, z.address + Roles::<D, E>::NARROW);
                 let dq_or_dk = Operands { x, y, z: z.address, before, ..dv };
                 let masks = self.table.masks(output.warp, here(output.lane), !is_dq);
                 let masks = if stage == 1 { masks.of_state_before() } else { masks };
                 // SAFETY: the slots and the state are full.
                 unsafe {
-                    if !is_dq && index == Self::OUTPUTS - 1 {
+                    if !is_dq && index == Roles::<D, E>::OUTPUTS - 1 {
                         let o = output.apply::<T, D, E, 0, E>(&dv, &masks);
                         self.stage::<T, E>(output, index, staged, &o);
                     }
@@ -565,7 +546,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
             // The first chunk is done with last; the second when its dQ is, or is the other warpgroup's.
             let frees = elected && (stage == 3 || stage == u32::from(takes_second));
             // Both dQ take the checkpoint.
-            let frees_copy = elected && !(stage == 1 && Self::OUTPUTS == 1);
+            let frees_copy = elected && !(stage == 1 && Roles::<D, E>::OUTPUTS == 1);
             // SAFETY: this warp is done with these.
             unsafe {
                 mbarrier_arrive_if(q.empty, frees);
@@ -574,7 +555,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
             }
             stage = match stage {
                 0 if !takes_second => 2,
-                1 if Self::OUTPUTS == 2 => 3,
+                1 if Roles::<D, E>::OUTPUTS == 2 => 3,
                 _ => stage + 1,
             };
         }

@@ -26,6 +26,7 @@ use super::super::warpgroup::{
     DecayTable, Rows, StatePlace, TableMasks, WARPS, load_scaled_columns, store_rounded, update_state, wait,
 };
 use super::super::{WorkItem, head_decay};
+use super::Roles;
 use super::output::{Operands, OutputWarp, map};
 use crate::abi::{Params, TensorMap};
 use crate::decay::Decay;
@@ -33,7 +34,7 @@ use crate::device::{
     cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_elect,
     cp_async_bulk_wait_group, cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal,
     dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if,
-    setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp, thread_idx_x,
+    syncthreads, syncwarp, thread_idx_x,
 };
 use crate::element::Element;
 use crate::tile::pipeline::Ring;
@@ -50,9 +51,8 @@ pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const SLOTS: u32
     params: &Params,
     maps: *const TensorMap,
 ) {
-    const { assert!(E == 64 || E == 128, "a state warpgroup has 64 rows") };
     let thread = thread_idx_x();
-    let (states, outputs) = (Block::<D, E, SLOTS>::STATES, Block::<D, E, SLOTS>::OUTPUTS);
+    let (states, outputs) = (Roles::<D, E>::STATES, Roles::<D, E>::OUTPUTS);
     let block = Block::<D, E, SLOTS>::new(params, maps);
     // SAFETY: `slopes` holds a value for each head.
     let decay = unsafe { head_decay(params, block.item.head) };
@@ -66,13 +66,7 @@ pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const SLOTS: u32
     syncthreads();
     let (warpgroup, thread) = (thread / 128, thread % 128);
     if warpgroup == 3 {
-        if outputs == 1 {
-            setmaxnreg_dec::<40>();
-        } else if D == 64 {
-            setmaxnreg_dec::<32>();
-        } else {
-            setmaxnreg_dec::<24>();
-        }
+        Roles::<D, E>::become_copies();
         if thread == 0 {
             // SAFETY: one thread of the block.
             unsafe { block.produce() };
@@ -80,21 +74,11 @@ pub unsafe fn gradients<T: Element, const D: u32, const E: u32, const SLOTS: u32
         return;
     }
     if warpgroup < states {
-        if outputs == 1 {
-            setmaxnreg_inc::<136>();
-        } else if D == 64 {
-            setmaxnreg_dec::<112>();
-        } else {
-            setmaxnreg_dec::<120>();
-        }
+        Roles::<D, E>::become_state();
         // SAFETY: the state warpgroups of the block, numbered.
         unsafe { block.carry_states::<T>(params, decay, warpgroup, thread) };
     } else {
-        if outputs == 2 {
-            setmaxnreg_inc::<184>();
-        } else {
-            setmaxnreg_inc::<200>();
-        }
+        Roles::<D, E>::become_output();
         // SAFETY: the output warpgroups of the block, numbered.
         unsafe { block.output::<T>(warpgroup - states, thread) };
     }
@@ -136,26 +120,13 @@ impl Visit {
 }
 
 impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
-    /// State warpgroups, 64 rows of Sᵀ each.
-    const STATES: u32 = E / 64;
-    /// Output warpgroups.
-    const OUTPUTS: u32 = 3 - Self::STATES;
-    /// Panels of Q and K; of dO and V.
-    const PANELS: [u32; 2] = [D / 64, E / 64];
-    /// Where dO or V lies in a slot, after Q or K.
-    const NARROW: u32 = Self::PANELS[0] * PANEL_BYTES;
-    /// Bytes of a panel of Sᵀ, `[E, 64]`.
-    const S_PANEL_BYTES: u32 = E * ROW_BYTES;
-    /// Bytes of the widest output of a chunk.
-    const OUTPUT_BYTES: u32 = if D > E { D } else { E } / 64 * PANEL_BYTES;
-
     #[inline(always)]
     fn new(params: &Params, maps: *const TensorMap) -> Self {
-        let (slot_bytes, state_bytes) = ((D + E) / 64 * PANEL_BYTES, 2 * D * E);
+        let (slot_bytes, state_bytes) = (Roles::<D, E>::SLOT_BYTES, Roles::<D, E>::STATE_BYTES);
         let base = dynamic_smem();
         let s_slots = base + SLOTS * slot_bytes;
         let o_panels = s_slots + 2 * state_bytes;
-        let barriers = o_panels + Self::OUTPUTS * Self::OUTPUT_BYTES;
+        let barriers = o_panels + Roles::<D, E>::OUTPUTS * Roles::<D, E>::OUTPUT_BYTES;
         let item = WorkItem::of_block(params);
         Block {
             inputs: Ring::new(base, slot_bytes, barriers),
@@ -211,22 +182,26 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             let row = self.tensor_row(self.chunk(visit.at, visit.forward));
             let load = |index: u32, kv: bool, q: bool, do_: bool, policy: u64| {
                 let slot = self.inputs.at(index);
-                let wide_panels = if kv || q { Self::PANELS[0] } else { 0 };
+                let wide_panels = if kv || q { Roles::<D, E>::PANELS[0] } else { 0 };
                 // SAFETY: the slot is free once its empty barrier says so; the maps are those of this launch.
                 unsafe {
                     slot.wait_empty();
-                    mbarrier_arrive_expect_tx_if(slot.full, (wide_panels + Self::PANELS[1]) * PANEL_BYTES, true);
+                    mbarrier_arrive_expect_tx_if(
+                        slot.full,
+                        (wide_panels + Roles::<D, E>::PANELS[1]) * PANEL_BYTES,
+                        true,
+                    );
                     unroll!(P in 2 {
                         let load = |offset: u32, map: usize, is| {
                             let (to, at) = (slot.address + offset + P as u32 * PANEL_BYTES, [64 * P as i32, row, head, batch]);
                             let map = self.maps.wrapping_add(map);
                             cp_async_bulk_tensor_load_if(to, map, at, slot.full, policy, is);
                         };
-                        let [wide, narrow] = Self::PANELS.map(|panels| (P as u32) < panels);
+                        let [wide, narrow] = Roles::<D, E>::PANELS.map(|panels| (P as u32) < panels);
                         load(0, map::K, wide && kv);
                         load(0, map::Q, wide && q);
-                        load(Self::NARROW, map::V, narrow && kv);
-                        load(Self::NARROW, map::DO, narrow && do_);
+                        load(Roles::<D, E>::NARROW, map::V, narrow && kv);
+                        load(Roles::<D, E>::NARROW, map::DO, narrow && do_);
                     });
                 }
             };
@@ -255,7 +230,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             StatePlace::new(state, [E as usize, 1], 64 * index, warp, lane)
         };
         let load_z = |slot: u32, forward: bool| {
-            let panel = slot + Self::NARROW + index * PANEL_BYTES;
+            let panel = slot + Roles::<D, E>::NARROW + index * PANEL_BYTES;
             // SAFETY: the slot is full.
             unsafe { load_scaled_columns::<T>(panel, warp, lane, |k| self.table.row_decay(lane, !forward, k)) }
         };
@@ -284,7 +259,13 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
                 // SAFETY: the slot is free; each warp stores its own 16 rows and says so.
                 unsafe {
                     copy.wait_empty();
-                    store_rounded::<T, D>(copy.address, Self::S_PANEL_BYTES, 64 * index + 16 * warp, lane, &s);
+                    store_rounded::<T, D>(
+                        copy.address,
+                        Roles::<D, E>::STATE_PANEL_BYTES,
+                        64 * index + 16 * warp,
+                        lane,
+                        &s,
+                    );
                     fence_proxy_async();
                     syncwarp();
                     mbarrier_arrive_if(copy.full, elected);
@@ -316,7 +297,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
                 mbarrier_arrive_if(slot.empty, elected);
                 // What nobody here outputs is free as far as the output warpgroups are concerned.
                 mbarrier_arrive_if(slot.empty, elected && !owned && index == 0);
-                if Self::OUTPUTS == 2 {
+                if Roles::<D, E>::OUTPUTS == 2 {
                     mbarrier_arrive_if(slot.empty, elected && !owned && index == 0);
                 }
             }
@@ -387,20 +368,24 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         let dv = Operands {
             x: second.address,
             y: first.address,
-            z: first.address + Self::NARROW,
+            z: first.address + Roles::<D, E>::NARROW,
             s: copy.address,
             counts_remainder: is_short || self.seq_len <= FEW_ROWS,
             before: None,
         };
-        let dq_or_dk =
-            Operands { x: second.address + Self::NARROW, y: first.address + Self::NARROW, z: first.address, ..dv };
+        let dq_or_dk = Operands {
+            x: second.address + Roles::<D, E>::NARROW,
+            y: first.address + Roles::<D, E>::NARROW,
+            z: first.address,
+            ..dv
+        };
         // SAFETY: the slots and the state are full.
         unsafe {
-            if !forward && index == Self::OUTPUTS - 1 {
+            if !forward && index == Roles::<D, E>::OUTPUTS - 1 {
                 let o = output.apply::<T, D, E, 0, E>(&dv, masks);
                 self.store::<T, E>(output, index, &o, [map::DV; 2], false, chunk);
             }
-            if index == if forward { own % Self::OUTPUTS } else { 0 } {
+            if index == if forward { own % Roles::<D, E>::OUTPUTS } else { 0 } {
                 let o = output.apply::<T, E, D, 1, E>(&dq_or_dk, masks);
                 self.store::<T, D>(output, index, &o, [map::DK, map::DQ], forward, chunk);
             }
@@ -409,7 +394,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
             mbarrier_arrive_if(copy.empty, elected);
             // The state warpgroups do not read the second slot.
             mbarrier_arrive_if(second.empty, elected && index == 0);
-            if Self::STATES == 2 {
+            if Roles::<D, E>::STATES == 2 {
                 mbarrier_arrive_if(second.empty, elected && index == 0);
             }
         }
@@ -427,7 +412,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         chunk: u32,
     ) {
         let OutputWarp { warp, lane, .. } = output;
-        let panels = self.o_panels + index * Self::OUTPUT_BYTES;
+        let panels = self.o_panels + index * Roles::<D, E>::OUTPUT_BYTES;
         // The store before has left the panels.
         cp_async_bulk_wait_group_read::<0>();
         syncwarp();
