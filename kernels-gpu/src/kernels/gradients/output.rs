@@ -23,6 +23,12 @@ pub mod map {
     pub const CHECKPOINTS: usize = 3 * MAPS_PER_APPLICATION;
 }
 
+/// The same value, of which the compiler knows nothing: what is computed from it stays where it is.
+#[inline(always)]
+pub fn here(value: u32) -> u32 {
+    opaque(f32::from_bits(value)).to_bits()
+}
+
 /// Where the operands of one output of a chunk are.
 pub struct Operands {
     pub x: u32,
@@ -44,22 +50,21 @@ pub struct OutputWarp {
 }
 
 impl OutputWarp {
-    /// O = c ((X Yᵀ ⊙ M) Z + Λ X S) of a chunk, X and Y of `K` columns, Z and O of `N`; the copy of S, of `S_ROWS` rows, is stored
+    /// O = c ((X Yᵀ ⊙ M) Z + Λ X S) of a chunk, X and Y of `K` columns, Z and O of `N`; the copy of S is stored
     /// `[k, n]` (`TRANS_S` = 1: dQ and dK) or `[n, k]` (dV).
     ///
     /// # Safety
     /// All threads of the warpgroup together; the operands are visible to it.
     #[inline(always)]
-    pub unsafe fn apply<T: Element, const K: u32, const N: u32, const TRANS_S: u32, const S_ROWS: u32>(
+    pub unsafe fn apply<T: Element, const K: u32, const N: u32, const TRANS_S: u32>(
         &self,
         operands: &Operands,
         masks: &TableMasks,
     ) -> Rows {
         let (warp, lane) = (self.warp, self.lane);
-        let s_panel_bytes = S_ROWS * ROW_BYTES;
+        let s_panel_bytes = if TRANS_S == 1 { K } else { N } * ROW_BYTES;
         // What two products share is not worth registers across the branch between them; and ptxas, given the choice, makes
         // another one each time.
-        let here = |address: u32| opaque(f32::from_bits(address)).to_bits();
         let (x_address, y, z, s) = (here(operands.x), here(operands.y), here(operands.z), here(operands.s));
         let (mut p, mut o) = ([0.0f32; 32], [0.0f32; 64]);
         // SAFETY: the operands are full.

@@ -31,14 +31,14 @@ use super::super::warpgroup::{
 };
 use super::super::{WorkItem, head_decay};
 use super::Roles;
-use super::output::{Operands, OutputWarp, map};
+use super::output::{Operands, OutputWarp, here, map};
 use crate::abi::{Params, TensorMap};
 use crate::decay::Decay;
 use crate::device::{
     cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if, cp_async_bulk_wait_group,
     cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal, dynamic_smem,
-    fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, opaque,
-    syncthreads, syncwarp, thread_idx_x,
+    fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if, syncthreads,
+    syncwarp, thread_idx_x,
 };
 use crate::element::Element;
 use crate::tile::pipeline::{Ring, Slot};
@@ -487,8 +487,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
     /// Computes what this warpgroup does for a pair, the `own`-th of this block.
     #[inline(always)]
     unsafe fn output_pair<T: Element>(&self, output: OutputWarp, index: u32, first: u32, own: u32, staged: &mut u32) {
-        // Made anew in each stage, to save registers.
-        let here = |value: u32| opaque(f32::from_bits(value)).to_bits();
+        // What is computed from `here` is made anew in each stage, to save registers.
         let elected = output.lane == 0;
         let takes_second = self.makes_dq(index, true);
         let mut stage = self.first_stage(first);
@@ -534,11 +533,11 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
                 // SAFETY: the slots and the state are full.
                 unsafe {
                     if !is_dq && index == Roles::<D, E>::OUTPUTS - 1 {
-                        let o = output.apply::<T, D, E, 0, E>(&dv, &masks);
+                        let o = output.apply::<T, D, E, 0>(&dv, &masks);
                         self.stage::<T, E>(output, index, staged, &o);
                     }
                     if is_dq || index == 0 {
-                        let o = output.apply::<T, E, D, 1, E>(&dq_or_dk, &masks);
+                        let o = output.apply::<T, E, D, 1>(&dq_or_dk, &masks);
                         self.stage::<T, D>(output, index, staged, &o);
                     }
                 }

@@ -382,11 +382,11 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         // SAFETY: the slots and the state are full.
         unsafe {
             if !forward && index == Roles::<D, E>::OUTPUTS - 1 {
-                let o = output.apply::<T, D, E, 0, E>(&dv, masks);
+                let o = output.apply::<T, D, E, 0>(&dv, masks);
                 self.store::<T, E>(output, index, &o, [map::DV; 2], false, chunk);
             }
             if index == if forward { own % Roles::<D, E>::OUTPUTS } else { 0 } {
-                let o = output.apply::<T, E, D, 1, E>(&dq_or_dk, masks);
+                let o = output.apply::<T, E, D, 1>(&dq_or_dk, masks);
                 self.store::<T, D>(output, index, &o, [map::DK, map::DQ], forward, chunk);
             }
             mbarrier_arrive_if(first.empty, elected);
