@@ -32,6 +32,20 @@ pub trait Element {
         let [lo, hi] = Self::unpack(pair);
         Self::pack(lo * factors[0], hi * factors[1])
     }
+
+    /// What packing two values as `rounded` rounded off, packed too.
+    #[inline(always)]
+    fn remainder(values: [f32; 2], rounded: u32) -> u32 {
+        let [lo, hi] = Self::unpack(rounded);
+        Self::pack(values[0] - lo, values[1] - hi)
+    }
+
+    /// What [`Element::scale`] rounded off.
+    #[inline(always)]
+    fn scale_remainder(pair: u32, factors: [f32; 2]) -> u32 {
+        let [lo, hi] = Self::unpack(pair);
+        Self::remainder([lo * factors[0], hi * factors[1]], Self::scale(pair, factors))
+    }
 }
 
 /// bfloat16.

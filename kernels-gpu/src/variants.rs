@@ -56,6 +56,8 @@ pub struct Variant {
     pub arch: Arch,
     /// Element type.
     pub element: ElementType,
+    /// Whether what is rounded on the way to a product is multiplied too (`docs/kernels.md`, Numerics).
+    pub accurate: bool,
     /// Key-dim tile: 64 or 128 (0 where it does not apply).
     pub key_tile: u32,
     /// Value-dim columns of one block, a slab: 64 or 128 (0 where it does not apply).
@@ -69,7 +71,7 @@ pub struct Variant {
 }
 
 /// Calls `$callback!` with every row of the table:
-/// `entry: op, arch, element, key tile, value tile, stages, threads, min blocks;`
+/// `entry: op, arch, element, key tile, value tile, stages, threads, min blocks;`, the last followed by `, accurate` where the kernel is.
 macro_rules! for_each_variant {
     ($callback:ident) => {
         $callback! {
@@ -103,36 +105,59 @@ macro_rules! for_each_variant {
             paired_gradients_sm90_f16_d64_e64: PairedGradients, Sm90, F16, 64, 64, 6, 512, 1;
             paired_gradients_sm90_f16_d128_e64: PairedGradients, Sm90, F16, 128, 64, 4, 512, 1;
             paired_gradients_sm90_f16_d64_e128: PairedGradients, Sm90, F16, 64, 128, 4, 512, 1;
+            chunk_state_sm80_bf16_d64_accurate: ChunkState, Sm80, Bf16, 64, 64, 3, 128, 4, accurate;
+            chunk_state_sm80_bf16_d128_accurate: ChunkState, Sm80, Bf16, 128, 64, 3, 128, 3, accurate;
+            chunk_state_sm80_f16_d64_accurate: ChunkState, Sm80, F16, 64, 64, 3, 128, 4, accurate;
+            chunk_state_sm80_f16_d128_accurate: ChunkState, Sm80, F16, 128, 64, 3, 128, 3, accurate;
+            chunk_output_sm80_bf16_d64_accurate: ChunkOutput, Sm80, Bf16, 64, 64, 2, 128, 2, accurate;
+            chunk_output_sm80_bf16_d128_accurate: ChunkOutput, Sm80, Bf16, 128, 64, 2, 128, 2, accurate;
+            chunk_output_sm80_f16_d64_accurate: ChunkOutput, Sm80, F16, 64, 64, 2, 128, 2, accurate;
+            chunk_output_sm80_f16_d128_accurate: ChunkOutput, Sm80, F16, 128, 64, 2, 128, 2, accurate;
+            chunk_output_sm90_bf16_d64_accurate: ChunkOutput, Sm90, Bf16, 64, 64, 6, 512, 1, accurate;
+            chunk_output_sm90_bf16_d128_accurate: ChunkOutput, Sm90, Bf16, 128, 64, 4, 512, 1, accurate;
+            chunk_output_sm90_f16_d64_accurate: ChunkOutput, Sm90, F16, 64, 64, 6, 512, 1, accurate;
+            chunk_output_sm90_f16_d128_accurate: ChunkOutput, Sm90, F16, 128, 64, 4, 512, 1, accurate;
             state_scan_sm80_f32_d0:      StateScan,   Sm80, F32,  0, 0,   0, 128, 8;
         }
     };
 }
 
+/// Whether the row of a kernel ends in `accurate`.
+macro_rules! is_accurate {
+    () => {
+        false
+    };
+    (accurate) => {
+        true
+    };
+}
+
 #[cfg_attr(not(any(target_arch = "nvptx64", feature = "sim")), expect(unused_imports))]
-pub(crate) use for_each_variant;
+pub(crate) use {for_each_variant, is_accurate};
 
 macro_rules! rows {
-    ($($entry:ident: $op:ident, $arch:ident, $element:ident, $key_tile:literal, $value_tile:literal, $stages:literal, $threads:literal, $min_blocks:literal;)*) => {
+    ($($entry:ident: $op:ident, $arch:ident, $element:ident, $key_tile:literal, $value_tile:literal, $stages:literal, $threads:literal, $min_blocks:literal $(, $accurate:ident)?;)*) => {
         /// Every kernel there is.
         pub const VARIANTS: &[Variant] = &[$(Variant {
             entry: stringify!($entry),
             op: Op::$op,
             arch: Arch::$arch,
             element: ElementType::$element,
+            accurate: is_accurate!($($accurate)?),
             key_tile: $key_tile,
             value_tile: $value_tile,
             threads: $threads,
             min_blocks: $min_blocks,
-            shared_bytes: shared_bytes(Op::$op, Arch::$arch, $key_tile, $value_tile, $stages),
+            shared_bytes: shared_bytes(Op::$op, Arch::$arch, $key_tile, $value_tile, $stages, is_accurate!($($accurate)?)),
         }),*];
     };
 }
 for_each_variant!(rows);
 
 /// Dynamic shared memory of a kernel: its ring of stages, and the 16-bit copy of the state. On Hopper also a ring of X,
-/// a second copy of the state, panels for two warpgroups' outputs, and the barriers; the gradient kernels have all inputs in their rings,
+/// a second copy of the state, both twice where the kernel is accurate, panels for two warpgroups' outputs, and the barriers; the gradient kernels have all inputs in their rings,
 /// the paired one a checkpoint besides.
-const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, value_tile: u32, stages: u32) -> u32 {
+const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, value_tile: u32, stages: u32, accurate: bool) -> u32 {
     let (x, z, s) = (CHUNK * key_tile * 2, CHUNK * value_tile * 2, key_tile * value_tile * 2);
     match (op, arch) {
         (Op::ChunkState, _) => stages * (x + z),
@@ -146,7 +171,10 @@ const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, value_tile: u32, stages
             slots * (x + z) + states * s + outputs * widest + BARRIER_BYTES + DECAY_TABLE_BYTES
         }
         (Op::ChunkOutput, Arch::Sm80) => stages * (2 * x + z) + s,
-        (Op::ChunkOutput, Arch::Sm90) => stages * (x + z) + 2 * x + 2 * s + 2 * CHUNK * SLAB * 2 + BARRIER_BYTES,
+        (Op::ChunkOutput, Arch::Sm90) => {
+            let copies = if accurate { 4 } else { 2 };
+            stages * (x + z) + 2 * x + copies * s + 2 * CHUNK * SLAB * 2 + BARRIER_BYTES
+        }
     }
 }
 

@@ -40,8 +40,8 @@ pub use imp::{
     // matrix (warp): unsafe fn(addr: u32) -> [u32; 4]; fn(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]): D += A B
     ldmatrix_x4, ldmatrix_x4_trans, mma_m16n8k16_bf16, mma_m16n8k16_f16,
     // sm_90 from here on. Functions that end in `_if` do nothing where their last argument is false.
-    // registers (warpgroup): fn::<N>()
-    setmaxnreg_dec, setmaxnreg_inc,
+    // registers (warpgroup): fn::<N>(); fn::<FIRST, N, M>(): as with `N` or `M`, in one basic block
+    setmaxnreg_dec, setmaxnreg_inc, setmaxnreg_dec_either, setmaxnreg_inc_either,
     // matrix (warp): unsafe fn(addr: u32, [u32; 4]), one row address a lane as in `ldmatrix`
     stmatrix_x4,
     // mbarrier: unsafe fn(addr, count, if); fn(); unsafe fn(addr, if); unsafe fn(addr, bytes, if); unsafe fn(addr, parity)

@@ -12,7 +12,7 @@ use crate::abi::TensorMaps;
 use crate::abi::{Application, Params, TensorMap};
 use crate::decay::Decay;
 use crate::device::{block_idx_x, block_idx_y, ld_global_f32};
-use crate::variants::for_each_variant;
+use crate::variants::{for_each_variant, is_accurate};
 
 /// Threads of a block of the portable kernels.
 pub const THREADS: u32 = 128;
@@ -82,14 +82,14 @@ pub type Body = unsafe fn(&Params, *const TensorMap);
 
 /// The body of a table row.
 macro_rules! body {
-    (ChunkState, Sm80, $element:ident, $d:literal, $e:literal, $stages:literal) => {
-        chunk_state::sm80::chunk_state::<crate::element::$element, $d, $stages>
+    (ChunkState, Sm80, $element:ident, $d:literal, $e:literal, $stages:literal $(, $accurate:ident)?) => {
+        chunk_state::sm80::chunk_state::<crate::element::$element, $d, $stages, { is_accurate!($($accurate)?) }>
     };
-    (ChunkOutput, Sm80, $element:ident, $d:literal, $e:literal, $stages:literal) => {
-        chunk_output::sm80::chunk_output::<crate::element::$element, $d, $stages>
+    (ChunkOutput, Sm80, $element:ident, $d:literal, $e:literal, $stages:literal $(, $accurate:ident)?) => {
+        chunk_output::sm80::chunk_output::<crate::element::$element, $d, $stages, { is_accurate!($($accurate)?) }>
     };
-    (ChunkOutput, Sm90, $element:ident, $d:literal, $e:literal, $stages:literal) => {
-        chunk_output::sm90::chunk_output::<crate::element::$element, $d, $e, $stages>
+    (ChunkOutput, Sm90, $element:ident, $d:literal, $e:literal, $stages:literal $(, $accurate:ident)?) => {
+        chunk_output::sm90::chunk_output::<crate::element::$element, $d, $e, $stages, { is_accurate!($($accurate)?) }>
     };
     (Gradients, Sm90, $element:ident, $d:literal, $e:literal, $stages:literal) => {
         gradients::sm90::gradients::<crate::element::$element, $d, $e, $stages>
@@ -142,18 +142,18 @@ macro_rules! entry {
 }
 
 macro_rules! entries {
-    ($($entry:ident: $op:ident, $arch:ident, $element:ident, $d:literal, $e:literal, $stages:literal, $threads:literal, $blocks:literal;)*) => {
+    ($($entry:ident: $op:ident, $arch:ident, $element:ident, $d:literal, $e:literal, $stages:literal, $threads:literal, $blocks:literal $(, $accurate:ident)?;)*) => {
         #[cfg(target_arch = "nvptx64")]
         mod entries {
             use super::*;
-            $(entry!($arch, $entry, body!($op, $arch, $element, $d, $e, $stages));)*
+            $(entry!($arch, $entry, body!($op, $arch, $element, $d, $e, $stages $(, $accurate)?));)*
         }
 
         /// The kernel of that entry name, to run on the simulator.
         #[cfg(not(target_arch = "nvptx64"))]
         pub fn body_of(entry: &str) -> Option<Body> {
             match entry {
-                $(stringify!($entry) => Some(body!($op, $arch, $element, $d, $e, $stages)),)*
+                $(stringify!($entry) => Some(body!($op, $arch, $element, $d, $e, $stages $(, $accurate)?)),)*
                 _ => None,
             }
         }

@@ -5,7 +5,7 @@ use crate::abi::{Application, Params};
 use crate::decay::Decay;
 use crate::device::{ld_global_f32, ldmatrix_x4_trans, opaque, st_global_f32};
 use crate::element::Element;
-use crate::tile::register::{Accumulator, RowFragments, ZERO, mm_ab, store_panel};
+use crate::tile::register::{Accumulator, RowFragments, ZERO, mm_ab, store_panel, store_panel_remainder};
 use crate::tile::shared::BlockAddress;
 use crate::tile::unroll;
 use crate::variants::{CHUNK, SLAB};
@@ -52,21 +52,26 @@ impl<const D: u32> State<D> {
         });
     }
 
-    /// S += (K̄ Y)ᵀ Z over rows `16 STEP …` of the chunk.
+    /// S += (K̄ Y)ᵀ Z over rows `16 STEP …` of the chunk, with what rounding K̄ Y left where `ACCURATE`.
     ///
     /// # Safety
     /// As [`load_rows`](crate::tile::register::load_rows) for `y`.
     #[inline(always)]
-    pub unsafe fn update<T: Element, const STEP: usize>(&mut self, y: u32, z: &RowFragments) {
+    pub unsafe fn update<T: Element, const STEP: usize, const ACCURATE: bool>(&mut self, y: u32, z: &RowFragments) {
         // Two factors of at most 1: the product may vanish, never overflow.
         let f = if STEP == 3 { self.row_decay } else { self.row_decay.map(|x| x * opaque(self.step_decay[2 - STEP])) };
         unroll!(I in 2 {
             if (I as u32) < Self::BLOCKS {
                 // SAFETY: the caller's contract.
-                let a = unsafe { ldmatrix_x4_trans(self.y_address.at(y, 16 * STEP as u32, self.first_block + I as u32)) };
+                let y = unsafe { ldmatrix_x4_trans(self.y_address.at(y, 16 * STEP as u32, self.first_block + I as u32)) };
                 let (low, high) = ([f[0], f[1]], [f[2], f[3]]);
-                let a = [T::scale(a[0], low), T::scale(a[1], low), T::scale(a[2], high), T::scale(a[3], high)];
+                let a = [T::scale(y[0], low), T::scale(y[1], low), T::scale(y[2], high), T::scale(y[3], high)];
                 mm_ab::<T>(&mut self.rows[I], a, z);
+                if ACCURATE {
+                    let rest = T::scale_remainder;
+                    let a = [rest(y[0], low), rest(y[1], low), rest(y[2], high), rest(y[3], high)];
+                    mm_ab::<T>(&mut self.rows[I], a, z);
+                }
             }
         });
     }
@@ -81,6 +86,20 @@ impl<const D: u32> State<D> {
             if (I as u32) < Self::BLOCKS {
                 // SAFETY: the caller's contract.
                 unsafe { store_panel::<T>(panel, 16 * (self.first_block + I as u32), lane, &self.rows[I]) };
+            }
+        });
+    }
+
+    /// Stores what [`State::publish`] rounded off, in the same way.
+    ///
+    /// # Safety
+    /// As [`store_panel`].
+    #[inline(always)]
+    pub unsafe fn publish_remainder<T: Element>(&self, panel: u32, lane: u32) {
+        unroll!(I in 2 {
+            if (I as u32) < Self::BLOCKS {
+                // SAFETY: the caller's contract.
+                unsafe { store_panel_remainder::<T>(panel, 16 * (self.first_block + I as u32), lane, &self.rows[I]) };
             }
         });
     }

@@ -112,16 +112,43 @@ pub unsafe fn load_scaled_columns<T: Element>(
     lane: u32,
     row_decay: impl Fn(usize) -> [f32; 4],
 ) -> Fragments {
+    // SAFETY: the caller's contract.
+    unsafe { load_columns(panel, warp, lane, row_decay, T::scale) }
+}
+
+/// What [`load_scaled_columns`] rounded off, in the same way.
+///
+/// # Safety
+/// As [`load_scaled_columns`].
+#[inline(always)]
+pub unsafe fn load_columns_remainder<T: Element>(
+    panel: u32,
+    warp: u32,
+    lane: u32,
+    row_decay: impl Fn(usize) -> [f32; 4],
+) -> Fragments {
+    // SAFETY: the caller's contract.
+    unsafe { load_columns(panel, warp, lane, row_decay, T::scale_remainder) }
+}
+
+#[inline(always)]
+unsafe fn load_columns(
+    panel: u32,
+    warp: u32,
+    lane: u32,
+    row_decay: impl Fn(usize) -> [f32; 4],
+    scale: impl Fn(u32, [f32; 2]) -> u32,
+) -> Fragments {
     let address = BlockAddress::columns_first(lane);
     let mut a = [0; 16];
     unroll!(K in 4 {
         let f = row_decay(K);
         // SAFETY: the caller's contract.
         let z = unsafe { ldmatrix_x4_trans(address.at(panel, 16 * K as u32, warp)) };
-        a[4 * K] = T::scale(z[0], [f[0], f[1]]);
-        a[4 * K + 1] = T::scale(z[1], [f[0], f[1]]);
-        a[4 * K + 2] = T::scale(z[2], [f[2], f[3]]);
-        a[4 * K + 3] = T::scale(z[3], [f[2], f[3]]);
+        a[4 * K] = scale(z[0], [f[0], f[1]]);
+        a[4 * K + 1] = scale(z[1], [f[0], f[1]]);
+        a[4 * K + 2] = scale(z[2], [f[2], f[3]]);
+        a[4 * K + 3] = scale(z[3], [f[2], f[3]]);
     });
     a
 }
@@ -186,11 +213,35 @@ pub unsafe fn enqueue_values<T: Element, const N: u32>(o: &mut Rows, a: &Fragmen
 /// As [`stmatrix_x4`]; the rows are this warp's alone.
 #[inline(always)]
 pub unsafe fn store_rounded<T: Element, const N: u32>(panels: u32, panel_bytes: u32, row: u32, lane: u32, s: &Rows) {
+    // SAFETY: the caller's contract.
+    unsafe { store_pairs::<N>(panels, panel_bytes, row, lane, s, |[lo, hi]| T::pack(lo, hi)) }
+}
+
+/// Stores what [`store_rounded`] rounded off, in the same way.
+///
+/// # Safety
+/// As [`store_rounded`].
+#[inline(always)]
+pub unsafe fn store_remainder<T: Element, const N: u32>(panels: u32, panel_bytes: u32, row: u32, lane: u32, s: &Rows) {
+    let remainder = |pair: [f32; 2]| T::remainder(pair, T::pack(pair[0], pair[1]));
+    // SAFETY: the caller's contract.
+    unsafe { store_pairs::<N>(panels, panel_bytes, row, lane, s, remainder) }
+}
+
+#[inline(always)]
+unsafe fn store_pairs<const N: u32>(
+    panels: u32,
+    panel_bytes: u32,
+    row: u32,
+    lane: u32,
+    s: &Rows,
+    pack: impl Fn([f32; 2]) -> u32,
+) {
     let address = BlockAddress::rows_first(lane);
     unroll!(J in 8 {
         // Blocks of 16 columns: 4 to a panel.
         if (J as u32) < N / 16 {
-            let d = |i: usize| T::pack(s[8 * J + i], s[8 * J + i + 1]);
+            let d = |i: usize| pack([s[8 * J + i], s[8 * J + i + 1]]);
             let to = address.at_of_tall(panels, row, J as u32, panel_bytes);
             // SAFETY: the caller's contract.
             unsafe { stmatrix_x4(to, [d(0), d(2), d(4), d(6)]) };
@@ -293,17 +344,13 @@ impl Masks {
     /// What [`Masks::apply`] rounded off, as an A operand.
     #[inline(always)]
     pub fn remainder<T: Element>(&self, p: &[f32; 32], rounded: &Fragments) -> Fragments {
-        let rest = |x: [f32; 2], rounded| {
-            let [lo, hi] = T::unpack(rounded);
-            T::pack(x[0] - lo, x[1] - hi)
-        };
         let mut a = [0; 16];
         let mut above = self.pairs[0];
         unroll!(I in 8 {
             let below = self.pairs[I + 1];
             let [x, y] = masked(p, I, below, above);
-            a[2 * I] = rest(x, rounded[2 * I]);
-            a[2 * I + 1] = rest(y, rounded[2 * I + 1]);
+            a[2 * I] = T::remainder(x, rounded[2 * I]);
+            a[2 * I + 1] = T::remainder(y, rounded[2 * I + 1]);
             above = below;
         });
         let _last = above;

@@ -57,12 +57,28 @@ pub fn scale_rows(d: &mut Accumulator, factors: [f32; 2]) {
 /// The 16 rows are shared memory that only this warp uses until the next barrier.
 #[inline(always)]
 pub unsafe fn store_panel<T: Element>(panel: u32, row: u32, lane: u32, d: &Accumulator) {
+    // SAFETY: the caller's contract.
+    unsafe { store_pairs(panel, row, lane, d, |[lo, hi]| T::pack(lo, hi)) }
+}
+
+/// Stores what [`store_panel`] rounded off, in the same way.
+///
+/// # Safety
+/// As [`store_panel`].
+#[inline(always)]
+pub unsafe fn store_panel_remainder<T: Element>(panel: u32, row: u32, lane: u32, d: &Accumulator) {
+    // SAFETY: the caller's contract.
+    unsafe { store_pairs(panel, row, lane, d, |pair| T::remainder(pair, T::pack(pair[0], pair[1]))) }
+}
+
+#[inline(always)]
+unsafe fn store_pairs(panel: u32, row: u32, lane: u32, d: &Accumulator, pack: impl Fn([f32; 2]) -> u32) {
     let (row, col_bytes) = (row + lane / 4, (lane % 4) * 4);
     unroll!(J in 8 {
         // SAFETY: the caller's contract.
         unsafe {
-            st_shared_b32(panel + unit_offset(row, J as u32) + col_bytes, T::pack(d[J][0], d[J][1]));
-            st_shared_b32(panel + unit_offset(row + 8, J as u32) + col_bytes, T::pack(d[J][2], d[J][3]));
+            st_shared_b32(panel + unit_offset(row, J as u32) + col_bytes, pack([d[J][0], d[J][1]]));
+            st_shared_b32(panel + unit_offset(row + 8, J as u32) + col_bytes, pack([d[J][2], d[J][3]]));
         }
     });
 }

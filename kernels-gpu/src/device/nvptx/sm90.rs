@@ -21,6 +21,20 @@ pub fn setmaxnreg_inc<const N: u32>() {
     unsafe { asm!("setmaxnreg.inc.sync.aligned.u32 {0};", const N, options(nostack)) }
 }
 
+/// [`setmaxnreg_dec`] to `N` where `FIRST`, else to `M`.
+#[inline(always)]
+pub fn setmaxnreg_dec_either<const FIRST: bool, const N: u32, const M: u32>() {
+    // SAFETY: as above.
+    unsafe { asm!("setmaxnreg.dec.sync.aligned.u32 {0};", const if FIRST { N } else { M }, options(nostack)) }
+}
+
+/// [`setmaxnreg_inc`] to `N` where `FIRST`, else to `M`.
+#[inline(always)]
+pub fn setmaxnreg_inc_either<const FIRST: bool, const N: u32, const M: u32>() {
+    // SAFETY: as above.
+    unsafe { asm!("setmaxnreg.inc.sync.aligned.u32 {0};", const if FIRST { N } else { M }, options(nostack)) }
+}
+
 /// `stmatrix.sync.aligned.m8n8.x4.shared.b16` (9.7.13.4.16).
 ///
 /// # Safety

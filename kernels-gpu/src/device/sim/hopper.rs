@@ -23,6 +23,18 @@ pub fn setmaxnreg_inc<const N: u32>() {
     meet(Meeting::Setmaxnreg(N), Location::caller(), |_, _| {});
 }
 
+/// [`setmaxnreg_dec`] to `N` where `FIRST`, else to `M`.
+#[track_caller]
+pub fn setmaxnreg_dec_either<const FIRST: bool, const N: u32, const M: u32>() {
+    if FIRST { setmaxnreg_dec::<N>() } else { setmaxnreg_dec::<M>() }
+}
+
+/// [`setmaxnreg_inc`] to `N` where `FIRST`, else to `M`.
+#[track_caller]
+pub fn setmaxnreg_inc_either<const FIRST: bool, const N: u32, const M: u32>() {
+    if FIRST { setmaxnreg_inc::<N>() } else { setmaxnreg_inc::<M>() }
+}
+
 /// `stmatrix.sync.aligned.m8n8.x4.shared.b16`.
 ///
 /// # Safety

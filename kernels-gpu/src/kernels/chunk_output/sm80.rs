@@ -8,7 +8,8 @@
 //! | ring of `STAGES`: X `[64, D]`, Y `[64, D]`, Z `[64, 64]` | `STAGES · (256 D + 8192)` |
 //! | S `[D, 64]`, rounded to the element type | `128 D` |
 //!
-//! A chunk takes two barriers: one before it is read, one before S and the stage are overwritten. O leaves through the
+//! A chunk takes two barriers: one before it is read, one before S and the stage are overwritten. Where `ACCURATE`, two more put what
+//! was rounded off S in its place, which does not fit beside it, and all products but P = X Yᵀ are done twice. O leaves through the
 //! warp's own rows of X, which nobody reads any more, so that stores are whole 128-byte rows.
 
 use super::super::state::State;
@@ -31,7 +32,10 @@ use crate::variants::{CHUNK, SLAB};
 /// # Safety
 /// `params` come from a validated plan; the grid is `slabs · batch · heads · segments` by applications.
 #[inline(always)]
-pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: &Params, _: *const TensorMap) {
+pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32, const ACCURATE: bool>(
+    params: &Params,
+    _: *const TensorMap,
+) {
     const { assert!(STAGES == 2, "the waits below are written for two stages") };
     let x_bytes = D / 64 * PANEL_BYTES;
     let stage_bytes = 2 * x_bytes + PANEL_BYTES;
@@ -105,16 +109,30 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: 
             }
         });
 
+        if ACCURATE {
+            // All are done with the rounded S; what was rounded off takes its place.
+            syncthreads();
+            // SAFETY: nobody reads the panel before the next barrier.
+            unsafe { state.publish_remainder::<T>(s_panel, lane) };
+            syncthreads();
+            unroll!(STEP in 8 {
+                if (STEP as u32) < D / 16 {
+                    // SAFETY: as above.
+                    unsafe {
+                        let a = ldmatrix_x4(rows_first.at(x, 16 * warp, STEP as u32));
+                        mm_ab::<T>(&mut o, a, &load_rows(rows_first, s_panel, STEP as u32));
+                    }
+                }
+            });
+        }
+
         // P ⊙ M as the next A operand;  O ← Λ O;  S ← λ^64 S
         scale_rows(&mut o, lambda);
-        if rows_left < CHUNK as i32 || params.seq_len <= FEW_ROWS {
+        if ACCURATE || rows_left < CHUNK as i32 || params.seq_len <= FEW_ROWS {
             unroll!(STEP in 4 {
                 if STEP as u32 <= warp {
                     let exact = mask.apply::<STEP>(&p);
-                    let remainder = exact.map(|pair| {
-                        let [lo, hi] = T::unpack(T::pack(pair[0], pair[1]));
-                        T::pack(pair[0] - lo, pair[1] - hi)
-                    });
+                    let remainder = exact.map(|pair| T::remainder(pair, T::pack(pair[0], pair[1])));
                     // SAFETY: as above.
                     mm_ab::<T>(&mut o, remainder, &unsafe { load_rows(rows_first, z, STEP as u32) });
                 }
@@ -136,7 +154,7 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const STAGES: u32>(params: 
                 if STEP as u32 <= warp {
                     mm_ab::<T>(&mut o, a[STEP], &z);
                 }
-                state.update::<T, STEP>(y, &z);
+                state.update::<T, STEP, ACCURATE>(y, &z);
             }
         });
 

@@ -9,6 +9,8 @@
 //! | 1, 2 output | 2 | 168, 200 | P = X Yᵀ, O = X S, P ⊙ M, O ← Λ O + P Z, store; two of them alternate |
 //! | 3 producer | 3 | 40 | one thread issues the loads |
 //!
+//! Where `ACCURATE`, what was rounded off Sᵀ, P ⊙ M and K̄ Z is multiplied too; the registers are then 152, 168 and 24, with `E` = 64.
+//!
 //! A operands come from registers (`ldmatrix`), so that shared memory serves B alone: with A from there too it would be the
 //! limit. Every arrival on a barrier is one warp's; there is no other barrier after the first.
 //!
@@ -16,7 +18,7 @@
 //! |---|---|
 //! | ring of `STAGES`: Y `[64, D]`, Z `[64, E]` | `STAGES · 128 (D + E)` |
 //! | ring of 2: X `[64, D]` | `256 D` |
-//! | ring of 2: Sᵀ `[E, D]` | `4 D E` |
+//! | ring of 2: Sᵀ `[E, D]`, and where `ACCURATE` what was rounded off it | `4 D E`, `8 D E` |
 //! | O `[64, E]` of each output warpgroup | 16384 |
 //! | barriers, scratch | 288 |
 //!
@@ -25,8 +27,8 @@
 //! begins before the first row must be kept from it (an illegal instruction).
 
 use super::super::warpgroup::{
-    Masks, StatePlace, WARPS, enqueue_scores, enqueue_values, load_fragments, load_scaled_columns, product, row_decay,
-    step, store_rounded, update_state, wait,
+    Masks, StatePlace, WARPS, enqueue_scores, enqueue_values, load_columns_remainder, load_fragments,
+    load_scaled_columns, product, row_decay, step, store_remainder, store_rounded, update_state, wait,
 };
 use super::super::{WorkItem, application, head_decay};
 use super::FEW_ROWS;
@@ -36,8 +38,8 @@ use crate::device::{
     block_idx_y, cp_async_bulk_commit_group, cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if,
     cp_async_bulk_wait_group, cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal,
     dynamic_smem, fence_mbarrier_init, fence_proxy_async, keep_alive, mbarrier_arrive_expect_tx_if, mbarrier_arrive_if,
-    setmaxnreg_dec, setmaxnreg_inc, syncthreads, syncwarp, thread_idx_x, wgmma_commit_group, wgmma_fence,
-    wgmma_wait_group,
+    setmaxnreg_dec_either, setmaxnreg_inc, setmaxnreg_inc_either, syncthreads, syncwarp, thread_idx_x,
+    wgmma_commit_group, wgmma_fence, wgmma_wait_group,
 };
 use crate::element::Element;
 use crate::tile::descriptor::Descriptor;
@@ -51,12 +53,14 @@ use crate::variants::{BARRIER_BYTES, CHUNK};
 /// # Safety
 /// `params` and `maps` come from a validated plan; the grid is `sharers · slabs · batch · heads · segments` by applications.
 #[inline(always)]
-pub unsafe fn chunk_output<T: Element, const D: u32, const E: u32, const STAGES: u32>(
+pub unsafe fn chunk_output<T: Element, const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool>(
     params: &Params,
     maps: *const TensorMap,
 ) {
     const { assert!(E == 64 || E == 128, "a state warpgroup has 64 rows") };
-    let (x_bytes, z_bytes, s_bytes) = (D / 64 * PANEL_BYTES, E / 64 * PANEL_BYTES, 2 * D * E);
+    const { assert!(E == 64 || !ACCURATE, "two state warpgroups would need more registers than there are") };
+    let (x_bytes, z_bytes) = (D / 64 * PANEL_BYTES, E / 64 * PANEL_BYTES);
+    let s_bytes = if ACCURATE { 2 } else { 1 } * 2 * D * E;
     let (thread, base) = (thread_idx_x(), dynamic_smem());
     let x_slots = base + STAGES * (x_bytes + z_bytes);
     let s_slots = x_slots + 2 * x_bytes;
@@ -64,7 +68,7 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const E: u32, const STAGES:
     let barriers = o_panels + 2 * PANEL_BYTES;
     let app = application(params);
     let item = WorkItem::of_block(params);
-    let block = Block::<D, E, STAGES> {
+    let block = Block::<D, E, STAGES, ACCURATE> {
         yz: Ring::new(base, x_bytes + z_bytes, barriers),
         x: Ring::new(x_slots, x_bytes, barriers + Ring::<STAGES>::BARRIER_BYTES),
         s: Ring::new(s_slots, s_bytes, barriers + Ring::<STAGES>::BARRIER_BYTES + Ring::<2>::BARRIER_BYTES),
@@ -76,10 +80,10 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const E: u32, const STAGES:
         backwards: app.y.row_stride < 0,
         seq_len: params.seq_len,
         item,
-        stores_checkpoints: params.stores_checkpoints != 0,
+        stores_checkpoints: !ACCURATE && params.stores_checkpoints != 0,
         state_rows: params.state_len / D,
     };
-    let (states, outputs) = (Block::<D, E, STAGES>::STATES, Block::<D, E, STAGES>::OUTPUTS);
+    let (states, outputs) = (Block::<D, E, STAGES, ACCURATE>::STATES, Block::<D, E, STAGES, ACCURATE>::OUTPUTS);
     // SAFETY: before anything else, and a barrier follows.
     unsafe {
         // A chunk is read by the state warpgroups and by one that outputs it.
@@ -91,7 +95,7 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const E: u32, const STAGES:
     syncthreads();
     let (warpgroup, thread) = (thread / 128, thread % 128);
     if warpgroup == 3 {
-        setmaxnreg_dec::<40>();
+        setmaxnreg_dec_either::<ACCURATE, 24, 40>();
         if thread == 0 {
             // SAFETY: one thread of the block.
             unsafe { block.produce() };
@@ -101,7 +105,7 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const E: u32, const STAGES:
     // SAFETY: `slopes` holds a value for each head.
     let decay = unsafe { head_decay(params, block.item.head) };
     if warpgroup < states {
-        setmaxnreg_inc::<136>();
+        setmaxnreg_inc_either::<ACCURATE, 152, 136>();
         // SAFETY: the state warpgroups of the block, numbered.
         unsafe { block.carry_state::<T>(params, &app, decay, warpgroup, thread) };
     } else {
@@ -116,7 +120,7 @@ pub unsafe fn chunk_output<T: Element, const D: u32, const E: u32, const STAGES:
 }
 
 /// What the roles share.
-struct Block<const D: u32, const E: u32, const STAGES: u32> {
+struct Block<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> {
     yz: Ring<STAGES>,
     x: Ring<2>,
     s: Ring<2>,
@@ -134,7 +138,7 @@ struct Block<const D: u32, const E: u32, const STAGES: u32> {
     state_rows: u32,
 }
 
-impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
+impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<D, E, STAGES, ACCURATE> {
     /// State warpgroups, 64 rows of Sᵀ each; as many panels has Z.
     const STATES: u32 = E / 64;
     /// Output warpgroups.
@@ -143,6 +147,8 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
     const PANELS: u32 = D / 64;
     /// Bytes of a panel of Sᵀ, `[E, 64]`.
     const S_PANEL_BYTES: u32 = E * ROW_BYTES;
+    /// From Sᵀ to what was rounded off it.
+    const S_REMAINDER: u32 = 2 * D * E;
 
     /// First value column of the slab.
     #[inline(always)]
@@ -162,7 +168,7 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
     #[inline(always)]
     fn counts_remainder(&self, chunk: u32) -> bool {
         let is_short = self.item.first_row + (chunk + 1) * CHUNK > self.seq_len;
-        is_short || self.seq_len <= FEW_ROWS
+        ACCURATE || is_short || self.seq_len <= FEW_ROWS
     }
 
     /// Loads Y and Z of every chunk, and X of this block's own.
@@ -261,6 +267,10 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
                 unsafe {
                     slot.wait_empty();
                     store_rounded::<T, D>(slot.address, Self::S_PANEL_BYTES, 64 * index + 16 * warp, lane, &s);
+                    if ACCURATE {
+                        let remainder = slot.address + Self::S_REMAINDER;
+                        store_remainder::<T, D>(remainder, Self::S_PANEL_BYTES, 64 * index + 16 * warp, lane, &s);
+                    }
                     fence_proxy_async();
                     syncwarp();
                     mbarrier_arrive_if(slot.full, elected);
@@ -272,6 +282,16 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
 
             // SAFETY: the slot is full; `a` is kept, and `s` left alone, until the wait below.
             unsafe { update_state::<T, D>(&mut s, chunk_decay, &a, yz.address) };
+            let mut rest = [0; 16];
+            if ACCURATE {
+                let panel = yz.address + (Self::PANELS + index) * PANEL_BYTES;
+                // Only now, when it is needed: registers are few.
+                // SAFETY: the slot is full; `rest` is kept until the wait below.
+                unsafe {
+                    rest = load_columns_remainder::<T>(panel, warp, lane, |k| row_decay[k]);
+                    enqueue_values::<T, D>(&mut s, &rest, Descriptor::new(yz.address));
+                }
+            }
             // Meanwhile the next chunk's A.
             let next = self.yz.at(chunk + 1);
             let mut next_a = a;
@@ -284,6 +304,9 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
             // SAFETY: scratch is for this; this warp has read its part of the slot.
             unsafe {
                 keep_alive(&a, self.scratch);
+                if ACCURATE {
+                    keep_alive(&rest, self.scratch);
+                }
                 // One lane speaks for what all have read.
                 syncwarp();
                 mbarrier_arrive_if(yz.empty, elected);
@@ -361,6 +384,18 @@ impl<const D: u32, const E: u32, const STAGES: u32> Block<D, E, STAGES> {
                     }
                 }
             });
+            if ACCURATE {
+                let s = Descriptor::new(s_slot.address + Self::S_REMAINDER);
+                unroll!(K in 8 {
+                    if (K as u32) < D / 16 {
+                        // SAFETY: as above.
+                        unsafe {
+                            let b = s.columns(K as u32, Self::S_PANEL_BYTES);
+                            product::<T, E, 0>(&mut o, step(&x[K / 4], K % 4), b, true);
+                        }
+                    }
+                });
+            }
             wgmma_commit_group();
 
             wgmma_wait_group::<1, 32>(&mut p);

@@ -1,7 +1,7 @@
 //! `mma.sync` schedule.
 //!
 //! Block: 128 threads, one slab of 64 value columns of one segment. Per row it reads `2 (D + 64)` bytes and does
-//! `2 · 64 · D` FLOP; writes `256 D` bytes once. Shared memory: `STAGES` × (Y `[64, D]`, Z `[64, 64]`), a ring with one
+//! `2 · 64 · D` FLOP, twice that where `ACCURATE`; writes `256 D` bytes once. Shared memory: `STAGES` × (Y `[64, D]`, Z `[64, 64]`), a ring with one
 //! barrier for each chunk.
 
 use super::super::state::State;
@@ -20,7 +20,10 @@ use crate::variants::{CHUNK, SLAB};
 /// # Safety
 /// `params` come from a validated plan; the grid is `slabs · batch · heads · (segments - 1)` by applications.
 #[inline(always)]
-pub unsafe fn chunk_state<T: Element, const D: u32, const STAGES: u32>(params: &Params, _: *const TensorMap) {
+pub unsafe fn chunk_state<T: Element, const D: u32, const STAGES: u32, const ACCURATE: bool>(
+    params: &Params,
+    _: *const TensorMap,
+) {
     const { assert!(STAGES == 3, "the waits below are written for three stages") };
     let y_bytes = D / 64 * PANEL_BYTES;
     let stage_bytes = y_bytes + PANEL_BYTES;
@@ -66,7 +69,7 @@ pub unsafe fn chunk_state<T: Element, const D: u32, const STAGES: u32>(params: &
             // SAFETY: the stage's copies were waited for, and a barrier passed.
             unsafe {
                 let z = load_rows(z_address, stage + y_bytes, STEP as u32);
-                state.update::<T, STEP>(stage, &z);
+                state.update::<T, STEP, ACCURATE>(stage, &z);
             }
         });
         free_stage = stage;
