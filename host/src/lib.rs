@@ -172,6 +172,6 @@ mod view;
 
 pub use error::{Error, Result};
 pub use plan::Plan;
-pub use problem::Problem;
+pub use problem::{Precision, Problem};
 pub use slopes::Slopes;
 pub use view::{Backward, DType, Element, Extent, Forward, Layout, Strides, View, ViewMut};

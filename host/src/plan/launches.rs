@@ -266,7 +266,7 @@ impl Pass<'_> {
         }
         let problem = &self.plan.problem;
         for (op, key_tile, value_tile) in [(Op::ChunkState, tile(problem.head_dim), SLAB), (Op::StateScan, 0, 0)] {
-            launches.push(self.launch(find(op, Arch::Sm80, problem.dtype, key_tile, value_tile), operations, 1));
+            launches.push(self.launch(find(op, Arch::Sm80, problem, key_tile, value_tile), operations, 1));
         }
     }
 
@@ -287,7 +287,7 @@ impl Pass<'_> {
         let mut index = 0;
         for group in operations.chunk_by(together) {
             let value_tile = self.schedule.value_tiles[index];
-            let variant = find(Op::ChunkOutput, arch, self.plan.problem.dtype, key_tile(&group[0]), value_tile);
+            let variant = find(Op::ChunkOutput, arch, &self.plan.problem, key_tile(&group[0]), value_tile);
             launches.push(self.launch(variant, group, self.schedule.sharers[index]));
             index += group.len();
         }

@@ -10,7 +10,7 @@ use lightning_attention_kernels::variants::{Arch, CHUNK, ElementType, Op, PAIR, 
 
 use crate::problem::Region;
 use crate::view::DType;
-use crate::{Error, Problem, Result};
+use crate::{Error, Precision, Problem, Result};
 use cost::{Pinned, cost, each, schedule, sweep, sweep_cost};
 pub use launches::{Auxiliary, Launch, Launches};
 
@@ -84,7 +84,7 @@ impl fmt::Display for Sweep {
 /// States that a forward pass stores, rounded to the element type, so that backward need not make them again.
 ///
 /// Only GPUs of [`Arch::Sm90`] have kernels for them, for sequences of at least 128 rows and where one of the dims is at most 64.
-/// Elsewhere the checkpointed passes are the plain ones and need no memory, so that callers may always use that pair.
+/// Elsewhere, and for [`Precision::Accurate`], the checkpointed passes are the plain ones and need no memory, so that callers may always use that pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Checkpoints {
     /// States `[batch·heads, ⌈N / 128⌉, D / 64, E, 64]` of the problem's element type, dims padded to multiples of 64, bytes.
@@ -149,7 +149,7 @@ impl Plan {
     /// have them where that is faster and takes at most a fifth of the memory of q, k, v and o.
     pub fn with_checkpoints(mut self, wanted: bool) -> Self {
         let problem = &self.problem;
-        let runs = families(problem, &self.device).contains(&Arch::Sm90)
+        let runs = sweeps(problem, &self.device)
             && problem.seq_len >= PAIR as usize
             && tile(problem.head_dim).min(tile(problem.value_dim)) == SLAB;
         self.checkpoints = (wanted && runs).then(|| Checkpoints {
@@ -160,10 +160,10 @@ impl Plan {
         self
     }
 
-    /// The plan with dq, dk and dv from one sweep, or with a kernel for each. There is no sweep but on GPUs of [`Arch::Sm90`], and
-    /// checkpointed passes always sweep.
-    pub fn with_sweep(mut self, sweeps: bool) -> Self {
-        if sweeps && families(&self.problem, &self.device).contains(&Arch::Sm90) {
+    /// The plan with dq, dk and dv from one sweep, or with a kernel for each. There is no sweep but on GPUs of [`Arch::Sm90`], nor for
+    /// [`Precision::Accurate`]; checkpointed passes always sweep.
+    pub fn with_sweep(mut self, wanted: bool) -> Self {
+        if wanted && sweeps(&self.problem, &self.device) {
             self.backward = sweep(&self.problem, &self.device, Sweep::Lean);
         } else if self.backward.sweep.is_some() {
             self.backward = each(&self.problem, &self.device, Arch::Sm90, &BACKWARD);
@@ -191,7 +191,7 @@ impl Plan {
     }
 
     /// The plan with the number of blocks that share a slab of a segment pinned, and the value columns of a slab, for
-    /// tests and tuning. Only kernels of [`Arch::Sm90`] share; slabs of 128 columns are for dims above 64.
+    /// tests and tuning. Only kernels of [`Arch::Sm90`] share; slabs of 128 columns are for dims above 64 and [`Precision::Fast`].
     pub fn with_sharers(mut self, sharers: u32, value_tile: u32) -> Self {
         self.repin([None, None], Pinned { sharers: Some(sharers), value_tile: Some(value_tile) });
         self
@@ -282,7 +282,7 @@ impl Plan {
 
     /// The kernels this plan launches.
     pub fn variants(&self) -> Vec<&'static Variant> {
-        let dtype = self.problem.dtype;
+        let problem = &self.problem;
         let mut variants: Vec<&'static Variant> = Vec::new();
         let mut push = |variant| {
             if !variants.contains(&variant) {
@@ -291,15 +291,15 @@ impl Plan {
         };
         for (schedule, roles) in self.schedules() {
             if schedule.segments > 1 {
-                push(find(Op::ChunkState, Arch::Sm80, dtype, tile(self.problem.head_dim), SLAB));
-                push(find(Op::StateScan, Arch::Sm80, dtype, 0, 0));
+                push(find(Op::ChunkState, Arch::Sm80, problem, tile(problem.head_dim), SLAB));
+                push(find(Op::StateScan, Arch::Sm80, problem, 0, 0));
             }
             if let Some(sweep) = schedule.sweep {
-                push(gradients(&self.problem, sweep));
+                push(gradients(problem, sweep));
                 continue;
             }
             for (role, &value_tile) in roles.iter().zip(&schedule.value_tiles) {
-                push(find(Op::ChunkOutput, schedule.arch, dtype, tile(role.dims(&self.problem).0), value_tile));
+                push(find(Op::ChunkOutput, schedule.arch, problem, tile(role.dims(problem).0), value_tile));
             }
         }
         variants
@@ -309,9 +309,10 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let p = &self.problem;
+        let precision = if is_accurate(p) { ", accurate," } else { "" };
         writeln!(
             f,
-            "{}×{}×{}×{}×{} {} on {} multiprocessors of compute capability {}.{}",
+            "{}×{}×{}×{}×{} {}{precision} on {} multiprocessors of compute capability {}.{}",
             p.batch,
             p.heads,
             p.seq_len,
@@ -373,6 +374,16 @@ fn state_len(problem: &Problem) -> usize {
     (tile(problem.head_dim) * tile(problem.value_dim)) as usize
 }
 
+/// Whether what rounding leaves is multiplied too.
+fn is_accurate(problem: &Problem) -> bool {
+    problem.precision == Precision::Accurate
+}
+
+/// Whether there are kernels that make dq, dk and dv in one sweep.
+fn sweeps(problem: &Problem, device: &Device) -> bool {
+    families(problem, device).contains(&Arch::Sm90) && !is_accurate(problem)
+}
+
 /// The families that run a problem.
 fn families(problem: &Problem, device: &Device) -> &'static [Arch] {
     if device.compute_capability == (9, 0) && problem.seq_len >= CHUNK as usize {
@@ -406,13 +417,14 @@ fn gradients(problem: &Problem, sweep: Sweep) -> &'static Variant {
         Sweep::Lean => Op::Gradients,
         Sweep::Paired => Op::PairedGradients,
     };
-    find(op, Arch::Sm90, problem.dtype, tile(problem.head_dim), tile(problem.value_dim))
+    find(op, Arch::Sm90, problem, tile(problem.head_dim), tile(problem.value_dim))
 }
 
-fn find(op: Op, arch: Arch, dtype: DType, key_tile: u32, value_tile: u32) -> &'static Variant {
+fn find(op: Op, arch: Arch, problem: &Problem, key_tile: u32, value_tile: u32) -> &'static Variant {
+    let numbers = (element(problem.dtype), is_accurate(problem));
     let wanted = |v: &&Variant| {
         (v.op, v.arch, v.key_tile, v.value_tile) == (op, arch, key_tile, value_tile)
-            && (op == Op::StateScan || Some(v.element) == element(dtype))
+            && (op == Op::StateScan || (Some(v.element), v.accurate) == numbers)
     };
     VARIANTS.iter().find(wanted).expect("Plan::new admits only what the table covers")
 }
