@@ -3,10 +3,11 @@
 mod common;
 
 use common::cases::{self, Case, Placement, SLOPES};
-use common::{Backend, run_cases};
+use common::compare::Tolerance;
+use common::{Backend, run_case, run_cases};
 use lightning_attention::plan::{Auxiliary, Device, Launch, ROW_ALIGNMENT};
 use lightning_attention::problem::Region;
-use lightning_attention::{Backward, DType, Element, Forward, Plan, Problem, Result, Slopes, View, ViewMut};
+use lightning_attention::{Backward, DType, Element, Forward, Plan, Precision, Problem, Result, Slopes, View, ViewMut};
 use lightning_attention_kernels::device::sim::{self, Buffer, GlobalMemory, Schedule};
 use lightning_attention_kernels::kernels;
 use lightning_attention_kernels::variants::VARIANTS;
@@ -207,8 +208,11 @@ fn the_cases_reach_every_variant() {
     let mut reached = Vec::new();
     for device in [AMPERE, HOPPER] {
         let plan = |case: &Case| Plan::new(&case.problem(), device).unwrap().with_sweep(false);
-        reached.extend(cases::sim().iter().flat_map(|case| plan(case).variants()));
-        reached.extend(long_cases().iter().flat_map(|case| plan(case).with_segments(2, 2).variants()));
+        for of_precision in [|cases| cases, cases::accurate] {
+            reached.extend(of_precision(cases::sim()).iter().flat_map(|case| plan(case).variants()));
+            let long_cases = of_precision(long_cases());
+            reached.extend(long_cases.iter().flat_map(|case| plan(case).with_segments(2, 2).variants()));
+        }
         let swept =
             |case: Case| [DType::Bf16, DType::F16].map(|dtype| plan(&Case { dtype, ..case.clone() }).with_sweep(true));
         reached.extend(sweep_cases(65).into_iter().flat_map(swept).flat_map(|plan| plan.variants()));
@@ -244,6 +248,54 @@ fn any_number_of_sharers() {
     for sharers in [1, 2, 3] {
         let simulator = Simulator { segments: Some(2), sharers: Some(sharers), ..Simulator::of(HOPPER) };
         run_cases(&long_cases(), &simulator);
+    }
+}
+
+/// Each element type by itself, so that its errors are printed.
+fn accurate_sim(device: Device, least_len: usize) {
+    for dtype in [DType::Bf16, DType::F16] {
+        let cases = cases::sim().into_iter().filter(|case| case.dtype == dtype && case.seq_len >= least_len).collect();
+        run_cases(&cases::accurate(cases), &Simulator::of(device));
+    }
+}
+
+#[test]
+fn every_accurate_portable_variant() {
+    accurate_sim(AMPERE, 1);
+}
+
+#[test]
+fn every_accurate_hopper_variant() {
+    accurate_sim(HOPPER, 64);
+}
+
+#[test]
+fn accurate_in_segments_and_shared() {
+    let cases = cases::accurate(long_cases());
+    for (segments, sharers) in [(1, 2), (2, 3), (3, 1), (5, 2)] {
+        let simulator = Simulator { segments: Some(segments), sharers: Some(sharers), ..Simulator::of(HOPPER) };
+        run_cases(&cases, &simulator);
+        run_cases(&cases, &Simulator { device: AMPERE, ..simulator });
+    }
+}
+
+/// Long enough for the fast kernels not to multiply the remainder of P, at slopes with and without much of O from the state.
+fn remembering(dtype: DType, [d, e]: [usize; 2]) -> Case {
+    Case::new("remembering", dtype, [1, 2, 600, d, e]).slopes(Slopes::Custom(vec![3e-3, 0.1]))
+}
+
+#[test]
+fn only_accurate_ones_are_accurate() {
+    for (dtype, device) in [(DType::Bf16, AMPERE), (DType::F16, HOPPER), (DType::Bf16, HOPPER), (DType::F16, AMPERE)] {
+        let bound = Tolerance::of(dtype, Precision::Accurate).norm;
+        let fast = run_case(&remembering(dtype, [64, 64]), &Simulator::of(device));
+        for (output, error) in fast.iter() {
+            assert!(error > bound, "`{output}` in {dtype} is off by {error:.2e} only: the bound means nothing");
+        }
+        let accurate = cases::accurate([[64, 64], [128, 64]].map(|dims| remembering(dtype, dims)).into());
+        for segments in [1, 3] {
+            run_cases(&accurate, &Simulator { segments: Some(segments), ..Simulator::of(device) });
+        }
     }
 }
 
@@ -324,8 +376,11 @@ fn any_order(case: &Case, simulator: Simulator) {
 #[test]
 fn any_order_of_threads_and_blocks() {
     let case = Case::new("schedule", DType::Bf16, [1, 2, 300, 128, 64]);
-    for device in [AMPERE, HOPPER] {
-        any_order(&case, Simulator { segments: Some(3), sharers: Some(2), ..Simulator::of(device) });
+    for precision in [Precision::Fast, Precision::Accurate] {
+        let case = case.clone().precision(precision);
+        for device in [AMPERE, HOPPER] {
+            any_order(&case, Simulator { segments: Some(3), sharers: Some(2), ..Simulator::of(device) });
+        }
     }
 }
 
@@ -351,7 +406,9 @@ fn any_layout() {
             Case::new("layout", DType::Bf16, [2, 3, 130, d, e]).layout(layout).scale(0.125)
         };
         for device in [AMPERE, HOPPER] {
-            run_cases(&[[64, 64], [72, 40], [128, 64]].map(place), &Simulator::of(device));
+            let cases = [[64, 64], [72, 40], [128, 64]].map(place);
+            run_cases(&cases, &Simulator::of(device));
+            run_cases(&cases::accurate(cases.into()), &Simulator::of(device));
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use core::fmt;
 
-use lightning_attention::{Backward, DType, Element, Extent, Forward, Layout, Problem, Slopes, Strides, View};
+use lightning_attention::{
+    Backward, DType, Element, Extent, Forward, Layout, Precision, Problem, Slopes, Strides, View,
+};
 
 use super::poison::{Poison, for_each_row};
 
@@ -42,24 +44,30 @@ pub struct Case {
     pub slopes: Slopes,
     /// Scale.
     pub scale: f32,
+    /// How exact the results are to be.
+    pub precision: Precision,
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Case { name, batch, heads, seq_len, head_dim, value_dim, dtype, layout, scale, .. } = self;
-        write!(f, "{name}: {batch}x{heads}x{seq_len}x{head_dim}x{value_dim} {dtype} {layout:?} scale {scale}")
+        let Case { name, batch, heads, seq_len, head_dim, value_dim, dtype, layout, scale, precision, .. } = self;
+        write!(
+            f,
+            "{name}: {batch}x{heads}x{seq_len}x{head_dim}x{value_dim} {dtype} {layout:?} scale {scale} {precision}"
+        )
     }
 }
 
 impl Case {
-    /// Bhnd, ALiBi, scale 1.
+    /// Bhnd, ALiBi, scale 1, fast.
     pub fn new(
         name: impl Into<String>,
         dtype: DType,
         [batch, heads, seq_len, head_dim, value_dim]: [usize; 5],
     ) -> Self {
         let (name, layout, slopes, scale) = (name.into(), Placement::Bhnd, Slopes::Alibi, 1.0);
-        Case { name, batch, heads, seq_len, head_dim, value_dim, dtype, layout, slopes, scale }
+        let precision = Precision::Fast;
+        Case { name, batch, heads, seq_len, head_dim, value_dim, dtype, layout, slopes, scale, precision }
     }
 
     /// Sets the slopes.
@@ -80,12 +88,19 @@ impl Case {
         self
     }
 
+    /// Sets how exact the results are to be.
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
     /// What the library is asked for.
     pub fn problem(&self) -> Problem {
         Problem::new(self.batch, self.heads, self.seq_len, self.head_dim, self.value_dim)
             .dtype(self.dtype)
             .slopes(self.slopes.clone())
             .scale(self.scale)
+            .precision(self.precision)
     }
 
     /// Where q, k, dq, dk lie in their buffers.
@@ -257,6 +272,11 @@ pub fn sim() -> Vec<Case> {
         }
     }
     cases
+}
+
+/// The same, accurately.
+pub fn accurate(cases: Vec<Case>) -> Vec<Case> {
+    cases.into_iter().map(|case| case.precision(Precision::Accurate)).collect()
 }
 
 /// Inputs on which public implementations of this operator failed, named by the fault.

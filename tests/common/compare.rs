@@ -3,7 +3,7 @@
 use core::fmt;
 
 use approx::AbsDiffEq;
-use lightning_attention::{DType, Element, View, reference};
+use lightning_attention::{DType, Element, Precision, View, reference};
 
 /// How far a result may be from the oracle's.
 #[derive(Clone, Copy, Debug)]
@@ -20,11 +20,13 @@ pub struct Tolerance {
 
 impl Tolerance {
     /// The bounds of an element type. Rounding the exact result to bf16 alone costs 1.7e-3.
-    pub const fn of(dtype: DType) -> Self {
-        let (norm, half_ulp) = match dtype {
-            DType::F32 => (1e-5, 6e-8),
-            DType::F16 => (5e-4, 4.9e-4),
-            DType::Bf16 => (2.8e-3, 3.9e-3),
+    pub const fn of(dtype: DType, precision: Precision) -> Self {
+        let (norm, half_ulp) = match (dtype, precision) {
+            (DType::F32, _) => (1e-5, 6e-8),
+            (DType::F16, Precision::Fast) => (5e-4, 4.9e-4),
+            (DType::F16, Precision::Accurate) => (2.4e-4, 4.9e-4),
+            (DType::Bf16, Precision::Fast) => (2.8e-3, 3.9e-3),
+            (DType::Bf16, Precision::Accurate) => (1.9e-3, 3.9e-3),
         };
         Tolerance { norm, head_norm: 1.5 * norm, absolute: 10.0 * norm, relative: half_ulp }
     }

@@ -73,7 +73,7 @@ pub fn run_cases(cases: &[Case], backend: &impl Backend) -> compare::Errors {
 }
 
 fn check_case<T: Poison>(case: &Case, backend: &impl Backend) -> compare::Errors {
-    let tolerance = Tolerance::of(case.dtype);
+    let tolerance = Tolerance::of(case.dtype, case.precision);
     let inputs = Inputs::<T>::new(case);
     let expected_o = reference::forward(&case.problem(), &inputs.forward(())).expect("the case is valid");
     let expected = reference::backward(&case.problem(), &inputs.backward([(), (), ()])).expect("the case is valid");

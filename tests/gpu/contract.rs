@@ -247,7 +247,7 @@ fn checkpointed_views() {
     let typed = set.bits().unwrap();
     assert!(typed[0] == plain[0], "`o` has other bits than that of the plain pass");
     let heads = [0, 1].map(|head| (head, set.head(head).unwrap()));
-    let bound = Tolerance::of(problem.dtype).norm;
+    let bound = Tolerance::of(problem.dtype, problem.precision).norm;
     for (output, error) in oracle::errors(&problem, &heads).unwrap().outputs() {
         assert!(error <= bound, "`{output}` is off by {error:.2e}, at most {bound:.1e}");
     }

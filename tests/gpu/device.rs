@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use lightning_attention::cuda::cust::memory::{CopyDestination, DeviceBuffer};
 use lightning_attention::cuda::{Attention, RawTensor};
-use lightning_attention::{Backward, Element, Error, Extent, Forward, Plan, Problem, Result, View, ViewMut};
+use lightning_attention::{Backward, Element, Error, Extent, Forward, Plan, Precision, Problem, Result, View, ViewMut};
 use lightning_attention_kernels::variants::Arch;
 
 use crate::bench::gpu::Gpu;
@@ -45,9 +45,10 @@ pub struct Cuda {
     pub pinned: Pinned,
 }
 
-/// What of a plan is not left to the planner.
+/// The precision, and what of a plan is not left to the planner.
 #[derive(Clone, Copy, Default)]
 pub struct Pinned {
+    pub precision: Precision,
     pub family: Option<Arch>,
     pub segments: Option<u32>,
     /// Sharers, and value columns of a slab.
@@ -82,6 +83,9 @@ impl Pinned {
 
 impl core::fmt::Display for Pinned {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        if self.precision != Precision::default() {
+            write!(f, " {}", self.precision)?;
+        }
         if let Some(family) = self.family {
             write!(f, " {family:?}")?;
         }

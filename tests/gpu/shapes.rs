@@ -1,15 +1,20 @@
 //! Real sizes: sampled heads against the oracle, every element against NaN.
 
-use lightning_attention::DType;
+use lightning_attention::{DType, Precision};
 
 use crate::bench::gpu::Gpu;
 use crate::bench::{Pass, Shape, oracle};
 use crate::common::compare::Tolerance;
 use crate::device::{device, exclusive, record};
 
-/// Runs both passes, and the checkpointed ones where the plan has them, and compares the first and the last head.
 fn check(gpu: &Gpu, shape: Shape, dtype: DType, scan: bool) {
-    let problem = shape.problem(dtype);
+    check_with(gpu, shape, dtype, Precision::Fast, scan);
+}
+
+/// Runs both passes, and the checkpointed ones where the plan has them, and compares the first and the last head.
+fn check_with(gpu: &Gpu, shape: Shape, dtype: DType, precision: Precision, scan: bool) {
+    let problem = shape.problem(dtype).precision(precision);
+    let accurate = if precision == Precision::Fast { "" } else { " accurate" };
     let has_checkpoints = gpu.engine.plan(&problem).unwrap().checkpoints().is_some();
     let pairs = [(Pass::BOTH, ""), (Pass::CHECKPOINTED, " from checkpoints")];
     for (passes, name) in pairs.into_iter().take(if has_checkpoints { 2 } else { 1 }) {
@@ -29,11 +34,12 @@ fn check(gpu: &Gpu, shape: Shape, dtype: DType, scan: bool) {
             sampled.dedup();
             sampled.into_iter().map(|head| (head, set.head(head).unwrap())).collect::<Vec<_>>()
         };
-        let bound = Tolerance::of(dtype).norm;
+        let bound = Tolerance::of(dtype, precision).norm;
         for (output, error) in oracle::errors(&problem, &heads).unwrap().outputs() {
-            println!("{shape} {dtype}{name} {output}: {error:.2e}");
-            record(gpu, &format!("{shape} {dtype}{name}"), output, error, bound);
-            assert!(error <= bound, "{shape} {dtype}{name}: `{output}` is off by {error:.2e}, at most {bound:.1e}");
+            let case = format!("{shape} {dtype}{accurate}{name}");
+            println!("{case} {output}: {error:.2e}");
+            record(gpu, &case, output, error, bound);
+            assert!(error <= bound, "{case}: `{output}` is off by {error:.2e}, at most {bound:.1e}");
         }
     }
 }
@@ -44,6 +50,16 @@ fn seed() {
     for shape in crate::bench::SEED {
         check(gpu, shape, DType::Bf16, true);
         check(gpu, shape, DType::F16, true);
+    }
+}
+
+#[test]
+fn accurate() {
+    let Some(gpu) = device() else { return };
+    let shapes = [Shape::new(1, 1, 65536, 128, 128), Shape::new(4, 32, 2048, 128, 128)];
+    for shape in crate::bench::SEED.into_iter().chain(shapes) {
+        check_with(gpu, shape, DType::Bf16, Precision::Accurate, true);
+        check_with(gpu, shape, DType::F16, Precision::Accurate, true);
     }
 }
 

@@ -1,6 +1,6 @@
 //! The shared case table on the device.
 
-use lightning_attention::DType;
+use lightning_attention::{DType, Precision};
 use lightning_attention_kernels::variants::Arch;
 
 use crate::common::cases::{self, Case};
@@ -11,8 +11,8 @@ use crate::device::{Cuda, Pinned, device, record};
 /// Runs the cases that there are kernels for; the rest must be refused for their dims.
 fn run(name: &str, all: Vec<Case>, pinned: Pinned) {
     let Some(gpu) = device() else { return };
-    let (cases, refused): (Vec<Case>, Vec<Case>) =
-        all.into_iter().partition(|case| gpu.engine.plan(&case.problem()).is_ok());
+    let all = all.into_iter().map(|case| case.precision(pinned.precision));
+    let (cases, refused): (Vec<Case>, Vec<Case>) = all.partition(|case| gpu.engine.plan(&case.problem()).is_ok());
     for case in refused {
         let supported = |dim: usize| dim.is_multiple_of(8) && dim <= 128;
         assert!(!supported(case.head_dim) || !supported(case.value_dim), "{case} is refused");
@@ -21,7 +21,8 @@ fn run(name: &str, all: Vec<Case>, pinned: Pinned) {
         let cases: Vec<Case> = cases.iter().filter(|case| case.dtype == dtype).cloned().collect();
         let errors = run_cases(&cases, &Cuda { gpu, pinned });
         for (output, error) in errors.iter() {
-            record(gpu, &format!("{name} {dtype}{pinned}"), output, error, Tolerance::of(dtype).norm);
+            let bound = Tolerance::of(dtype, pinned.precision).norm;
+            record(gpu, &format!("{name} {dtype}{pinned}"), output, error, bound);
         }
     }
 }
@@ -89,10 +90,12 @@ macro_rules! pinned {
     )*};
 }
 
-const PLANNED: Pinned = Pinned { family: None, segments: None, sharers: None, sweep: None, checkpoints: false };
+const PLANNED: Pinned =
+    Pinned { precision: Precision::Fast, family: None, segments: None, sharers: None, sweep: None, checkpoints: false };
 const PORTABLE: Pinned = Pinned { family: Some(Arch::Sm80), ..PLANNED };
 const EACH: Pinned = Pinned { family: Some(Arch::Sm90), sweep: Some(false), ..PLANNED };
 const SWEEP: Pinned = Pinned { family: Some(Arch::Sm90), sweep: Some(true), ..PLANNED };
+const ACCURATE: Pinned = Pinned { precision: Precision::Accurate, ..PLANNED };
 const PAIRS: Pinned = Pinned { family: Some(Arch::Sm90), checkpoints: true, ..PLANNED };
 
 pinned! {
@@ -114,6 +117,12 @@ pinned! {
     pairs_2_sharers: Pinned { sharers: Some((2, 64)), ..PAIRS };
     pairs_3_sharers: Pinned { sharers: Some((3, 64)), ..PAIRS };
     pairs_2_segments: Pinned { segments: Some(2), sharers: Some((2, 64)), ..PAIRS };
+    accurate: ACCURATE;
+    accurate_portable: Pinned { family: Some(Arch::Sm80), ..ACCURATE };
+    accurate_portable_3_segments: Pinned { family: Some(Arch::Sm80), segments: Some(3), ..ACCURATE };
+    accurate_1_segment: Pinned { segments: Some(1), ..ACCURATE };
+    accurate_2_sharers: Pinned { segments: Some(2), sharers: Some((2, 64)), ..ACCURATE };
+    accurate_3_sharers: Pinned { segments: Some(3), sharers: Some((3, 64)), ..ACCURATE };
 }
 
 #[test]
@@ -124,4 +133,14 @@ fn portable_replays() {
 #[test]
 fn portable_simulator_cases() {
     run("simulator cases", cases::sim(), PORTABLE);
+}
+
+#[test]
+fn accurate_replays() {
+    run("replays", both(cases::replays), ACCURATE);
+}
+
+#[test]
+fn accurate_simulator_cases() {
+    run("simulator cases", cases::sim(), ACCURATE);
 }

@@ -10,7 +10,8 @@ use std::fmt::Write as _;
 use expect_test::{Expect, expect};
 use lightning_attention::plan::{Auxiliary, Device, Launch, ROW_ALIGNMENT};
 use lightning_attention::problem::Region;
-use lightning_attention::{Backward, DType, Error, Extent, Forward, Layout, Plan, Problem, Slopes};
+use lightning_attention::{Backward, DType, Error, Extent, Forward, Layout, Plan, Precision, Problem, Slopes};
+use lightning_attention_kernels::variants::{Arch, Op};
 
 /// A consumer card: compute capability 8.6, 84 multiprocessors with 100 KiB of shared memory.
 const CONSUMER: Device =
@@ -58,7 +59,12 @@ fn describe(plan: &Plan) -> String {
 }
 
 fn check(shapes: &[[usize; 5]], device: Device, expected: Expect) {
-    let plans = shapes.iter().map(|&[b, h, n, d, e]| Plan::new(&Problem::new(b, h, n, d, e), device).unwrap());
+    check_with(Precision::Fast, shapes, device, expected);
+}
+
+fn check_with(precision: Precision, shapes: &[[usize; 5]], device: Device, expected: Expect) {
+    let problem = |&[b, h, n, d, e]: &[usize; 5]| Problem::new(b, h, n, d, e).precision(precision);
+    let plans = shapes.iter().map(|shape| Plan::new(&problem(shape), device).unwrap());
     let described: Vec<String> = plans.map(|plan| describe(&plan)).collect();
     expected.assert_eq(&described.join("\n"));
 }
@@ -270,6 +276,107 @@ fn a_consumer_card() {
                 chunk_output_sm80_bf16_d128 128×3×1
         "#]],
     );
+}
+
+#[test]
+fn accurate_on_an_h200() {
+    let shapes = [[6, 8, 2048, 128, 64], [6, 8, 8192, 128, 64], [4, 32, 8192, 128, 128], [1, 8, 65536, 128, 128]];
+    check_with(
+        Precision::Accurate,
+        &shapes,
+        Device::H200,
+        expect![[r#"
+        6×8×2048×128×64 bf16, accurate, on 132 multiprocessors of compute capability 9.0
+        forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 44 µs against 44 µs uncut, workspace 0 bytes
+            chunk_output_sm90_bf16_d128_accurate 96×1×1
+        backward: Sm90, 1 segment(s) of 2048 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 129 µs against 129 µs uncut, workspace 0 bytes
+            chunk_output_sm90_bf16_d64_accurate 96×1×1
+            chunk_output_sm90_bf16_d64_accurate 96×1×1
+            chunk_output_sm90_bf16_d128_accurate 96×1×1
+
+        6×8×8192×128×64 bf16, accurate, on 132 multiprocessors of compute capability 9.0
+        forward: Sm90, 8 segment(s) of 1024 rows, [1] sharing slabs of [64], predicted 156 µs against 161 µs uncut, workspace 12582912 bytes
+            chunk_state_sm80_bf16_d128_accurate 336×1×1
+            state_scan_sm80_f32_d0 768×1×1
+            chunk_output_sm90_bf16_d128_accurate 384×1×1
+        backward: Sm90, 4 segment(s) of 2048 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 474 µs against 475 µs uncut, workspace 12582912 bytes
+            chunk_state_sm80_bf16_d128_accurate 144×2×1
+            state_scan_sm80_f32_d0 768×2×1
+            chunk_output_sm90_bf16_d64_accurate 384×1×1
+            chunk_output_sm90_bf16_d64_accurate 384×1×1
+            chunk_output_sm90_bf16_d128_accurate 192×1×1
+
+        4×32×8192×128×128 bf16, accurate, on 132 multiprocessors of compute capability 9.0
+        forward: Sm90, 1 segment(s) of 8192 rows, [1] sharing slabs of [64], predicted 406 µs against 406 µs uncut, workspace 0 bytes
+            chunk_output_sm90_bf16_d128_accurate 256×1×1
+        backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 1219 µs against 1219 µs uncut, workspace 0 bytes
+            chunk_output_sm90_bf16_d128_accurate 256×1×1
+            chunk_output_sm90_bf16_d128_accurate 256×1×1
+            chunk_output_sm90_bf16_d128_accurate 256×1×1
+
+        1×8×65536×128×128 bf16, accurate, on 132 multiprocessors of compute capability 9.0
+        forward: Sm90, 16 segment(s) of 4096 rows, [1] sharing slabs of [64], predicted 352 µs against 1088 µs uncut, workspace 8388608 bytes
+            chunk_state_sm80_bf16_d128_accurate 240×1×1
+            state_scan_sm80_f32_d0 256×1×1
+            chunk_output_sm90_bf16_d128_accurate 256×1×1
+        backward: Sm90, 8 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 888 µs against 3265 µs uncut, workspace 8388608 bytes
+            chunk_state_sm80_bf16_d128_accurate 112×2×1
+            state_scan_sm80_f32_d0 256×2×1
+            chunk_output_sm90_bf16_d128_accurate 128×1×1
+            chunk_output_sm90_bf16_d128_accurate 128×1×1
+            chunk_output_sm90_bf16_d128_accurate 128×1×1
+    "#]],
+    );
+}
+
+#[test]
+fn accurate_on_a_consumer_card() {
+    check_with(
+        Precision::Accurate,
+        &[[6, 8, 2048, 128, 64], [1, 8, 65536, 128, 128]],
+        CONSUMER,
+        expect![[r#"
+        6×8×2048×128×64 bf16, accurate, on 84 multiprocessors of compute capability 8.6
+        forward: Sm80, 1 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 125 µs against 125 µs uncut, workspace 0 bytes
+            chunk_output_sm80_bf16_d128_accurate 48×1×1
+        backward: Sm80, 3 segment(s) of 704 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 430 µs against 462 µs uncut, workspace 9437184 bytes
+            chunk_state_sm80_bf16_d128_accurate 96×2×1
+            state_scan_sm80_f32_d0 768×2×1
+            chunk_output_sm80_bf16_d64_accurate 288×2×1
+            chunk_output_sm80_bf16_d128_accurate 144×1×1
+
+        1×8×65536×128×128 bf16, accurate, on 84 multiprocessors of compute capability 8.6
+        forward: Sm80, 47 segment(s) of 1408 rows, [1] sharing slabs of [64], predicted 1041 µs against 3866 µs uncut, workspace 24641536 bytes
+            chunk_state_sm80_bf16_d128_accurate 736×1×1
+            state_scan_sm80_f32_d0 256×1×1
+            chunk_output_sm80_bf16_d128_accurate 752×1×1
+        backward: Sm80, 32 segment(s) of 2048 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 2834 µs against 3866 µs uncut, workspace 33554432 bytes
+            chunk_state_sm80_bf16_d128_accurate 496×2×1
+            state_scan_sm80_f32_d0 256×2×1
+            chunk_output_sm80_bf16_d128_accurate 512×3×1
+    "#]],
+    );
+}
+
+/// The kernels of each pass in each precision, however the plan is told to run: an accurate one neither sweeps nor has checkpoints.
+#[test]
+fn precisions_and_passes() {
+    let problem = Problem::new(1, 2, 1024, 64, 64);
+    for (precision, sweeps) in [(Precision::Fast, true), (Precision::Accurate, false)] {
+        let plan = Plan::new(&problem.clone().precision(precision), Device::H200).unwrap();
+        let plan = plan.with_family(Arch::Sm90).with_sweep(true).with_checkpoints(true).with_segments(2, 2);
+        assert_eq!((plan.backward().sweep.is_some(), plan.checkpoints().is_some()), (sweeps, sweeps));
+        assert_eq!(plan.checkpoint_bytes() > 0, sweeps);
+        let output = [Op::ChunkOutput];
+        let [backward, paired]: [&[Op]; 2] =
+            if sweeps { [&[Op::Gradients], &[Op::PairedGradients]] } else { [&[Op::ChunkOutput; 3]; 2] };
+        for (launches, outputs) in launches(&plan).iter().zip([&output, backward, &output, paired]) {
+            let ops: Vec<Op> = launches.iter().map(|launch| launch.variant.op).collect();
+            assert_eq!(ops, [&[Op::ChunkState, Op::StateScan], outputs].concat());
+            let is_accurate = |launch: &Launch| launch.variant.accurate == (launch.variant.op != Op::StateScan);
+            assert!(sweeps || launches.iter().all(is_accurate), "{launches:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What must hold for any plan.
 
 use lightning_attention::plan::{Checkpoints, Device, Launch, Schedule, Sweep};
-use lightning_attention::{DType, Plan, Problem, Slopes};
+use lightning_attention::{DType, Plan, Precision, Problem, Slopes};
 use lightning_attention_kernels::variants::{Arch, CHUNK, Op, PAIR, VARIANTS, Variant};
 use proptest::prelude::*;
 
@@ -23,13 +23,16 @@ fn problem() -> impl Strategy<Value = Problem> {
     let heads = prop_oneof![4 => 1..=64_usize, 1 => 65..=8192_usize];
     let batch = prop_oneof![Just(1), 1..=128_usize];
     let dtype = proptest::sample::select(&[DType::Bf16, DType::F16][..]);
-    (batch, heads, seq_len, 1..=16_usize, 1..=16_usize, dtype)
-        .prop_map(|(b, h, n, d, e, dtype)| Problem::new(b, h, n, 8 * d, 8 * e).dtype(dtype))
+    let precision = proptest::sample::select(&[Precision::Fast, Precision::Accurate][..]);
+    (batch, heads, seq_len, 1..=16_usize, 1..=16_usize, dtype, precision).prop_map(
+        |(b, h, n, d, e, dtype, precision)| Problem::new(b, h, n, 8 * d, 8 * e).dtype(dtype).precision(precision),
+    )
 }
 
 /// Whether there are kernels that sweep and that store checkpoints.
 fn sweeps(problem: &Problem, device: Device) -> bool {
-    device.compute_capability == (9, 0) && problem.seq_len >= CHUNK as usize
+    let is_hopper = device.compute_capability == (9, 0);
+    is_hopper && problem.seq_len >= CHUNK as usize && problem.precision == Precision::Fast
 }
 
 fn segments_cover(problem: &Problem, schedule: &Schedule) {
@@ -71,6 +74,8 @@ fn check_plan(plan: &Plan) {
         for Launch { variant, .. } in launches {
             assert!(VARIANTS.contains(variant), "{} is no row of the table", variant.entry);
             assert!(variants.contains(variant), "{} is launched, yet not listed", variant.entry);
+            let is_accurate = problem.precision == Precision::Accurate && variant.op != Op::StateScan;
+            assert_eq!(variant.accurate, is_accurate, "{} in a {} plan", variant.entry, problem.precision);
         }
     }
     let launched: Vec<&'static Variant> = launches.iter().flatten().map(|launch| launch.variant).collect();
@@ -111,7 +116,10 @@ fn check_pass(
         (false, Some(_)) => assert_eq!(sweep, Some(Sweep::Paired)),
     }
     if checkpoints.is_some() || sweep.is_some() {
-        assert_eq!(schedule.arch, Arch::Sm90);
+        assert_eq!((schedule.arch, problem.precision), (Arch::Sm90, Precision::Fast));
+    }
+    if problem.precision == Precision::Accurate {
+        assert_eq!(schedule.value_tiles, [64; 3]);
     }
 
     let ops: Vec<Op> = launches.iter().map(|launch| launch.variant.op).collect();
@@ -186,8 +194,9 @@ proptest! {
         sweep in any::<bool>(),
         checkpoints in any::<bool>(),
         sharers in 1..=4_u32,
+        wide in any::<bool>(),
     ) {
-        let plan = Plan::new(&problem, device).unwrap().with_sweep(sweep).with_checkpoints(checkpoints).with_sharers(sharers, 64);
+        let plan = Plan::new(&problem, device).unwrap().with_sweep(sweep).with_checkpoints(checkpoints).with_sharers(sharers, if wide { 128 } else { 64 });
         check_plan(&plan);
         for (schedule, ..) in passes(&plan) {
             let expected = if schedule.arch == Arch::Sm90 { sharers } else { 1 };

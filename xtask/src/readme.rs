@@ -250,9 +250,10 @@ fn accuracy(rows: &[Row]) -> Result<String> {
         let dtype = words
             .find(|word| ["bf16", "f16", "f32"].contains(word))
             .with_context(|| format!("no dtype in `{case}`"))?;
+        let dtype = if words.any(|word| word == "accurate") { format!("{dtype} accurate") } else { dtype.into() };
         let (output, error, bound) = (row.get("output")?, row.number("error")?, row.number("bound")?);
         let index = OUTPUTS.iter().position(|name| *name == output).with_context(|| format!("no output `{output}`"))?;
-        let entry = worst.entry(dtype.into()).or_insert(([None; 4], bound, 0));
+        let entry = worst.entry(dtype.clone()).or_insert(([None; 4], bound, 0));
         // A NaN stays.
         entry.0[index] =
             Some(entry.0[index].map_or(error, |old| if old > error || old.is_nan() { old } else { error }));
@@ -327,9 +328,10 @@ mod tests {
     #[test]
     fn accuracy_keeps_the_worst_and_nan() {
         let record = "date,commit,gpu,driver,case,output,error,bound\n\
-            d,c,g,1,bf16 n=64,o,1e-3,2.8e-3\nd,c,g,1,bf16 n=65,o,2e-3,2.8e-3\nd,c,g,1,f16 n=1,dq,NaN,5e-4\nd,c,g,1,f16 n=2,dq,1e-4,5e-4\n";
+            d,c,g,1,bf16 n=64,o,1e-3,2.8e-3\nd,c,g,1,bf16 n=65,o,2e-3,2.8e-3\nd,c,g,1,f16 n=1,dq,NaN,5e-4\nd,c,g,1,f16 n=2,dq,1e-4,5e-4\n\
+            d,c,g,1,n=64 bf16 accurate,o,1.7e-3,1.9e-3\n";
         let table = accuracy(&Row::parse(record).unwrap()).unwrap();
-        let lines = "| bf16 | 2.00e-3 |  |  |  | 2.8e-3 | 2 |\n| f16 |  | NaN |  |  | 5.0e-4 | 2 |\n";
+        let lines = "| bf16 | 2.00e-3 |  |  |  | 2.8e-3 | 2 |\n| bf16 accurate | 1.70e-3 |  |  |  | 1.9e-3 | 1 |\n| f16 |  | NaN |  |  | 5.0e-4 | 2 |\n";
         assert!(table.contains(lines), "{table}");
     }
 
