@@ -102,7 +102,9 @@
 //! | rows begin | anywhere | at multiples of 16 bytes |
 //! | memory beside the tensors | at most 64 MiB | [`Plan::workspace_bytes`] and the slopes |
 //!
-//! Sums and states are f32 on both. The same input gives the same bits, whatever the number of threads or the timing.
+//! Sums and states are f32 on both. On a GPU, what enters a matrix product is rounded to the element type, so that results
+//! are off by more than their own rounding; a problem of [`Precision::Accurate`] has that multiplied too, for more time. The CPU
+//! takes either, and is that exact with both. The same input gives the same bits, whatever the number of threads or the timing.
 //!
 //! # Layouts
 //!

@@ -16,8 +16,8 @@ pub const MAX_DIM: usize = 256;
 /// [`Precision::Accurate`] whichever is asked for. With f32 tensors there is nothing to choose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// At most 2.8e-3 in bf16 and 5e-4 in f16 over the heads of ALiBi's slopes: what enters a matrix product is rounded to the element
-    /// type.
+    /// At most 2.8e-3 in bf16 and 5e-4 in f16 (a single head's slope may cost a little more): what enters a matrix product is
+    /// rounded to the element type.
     #[default]
     Fast,
     /// At most 1.9e-3 in bf16 and 2.4e-4 in f16: what that rounds off is multiplied too. All products but one are done twice, and

@@ -71,7 +71,7 @@ pub struct Variant {
 }
 
 /// Calls `$callback!` with every row of the table:
-/// `entry: op, arch, element, key tile, value tile, stages, threads, min blocks;`, the last followed by `, accurate` where the kernel is.
+/// `entry: op, arch, element, key tile, value tile, stages, threads, min blocks;`, with `, accurate` at the end where it is.
 macro_rules! for_each_variant {
     ($callback:ident) => {
         $callback! {
@@ -155,8 +155,8 @@ macro_rules! rows {
 for_each_variant!(rows);
 
 /// Dynamic shared memory of a kernel: its ring of stages, and the 16-bit copy of the state. On Hopper also a ring of X,
-/// a second copy of the state, both twice where the kernel is accurate, panels for two warpgroups' outputs, and the barriers; the gradient kernels have all inputs in their rings,
-/// the paired one a checkpoint besides.
+/// a second copy of the state, remainders of both copies where the kernel is accurate, panels for two warpgroups' outputs,
+/// and the barriers; the gradient kernels have all inputs in their rings, the paired one a checkpoint besides.
 const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, value_tile: u32, stages: u32, accurate: bool) -> u32 {
     let (x, z, s) = (CHUNK * key_tile * 2, CHUNK * value_tile * 2, key_tile * value_tile * 2);
     match (op, arch) {

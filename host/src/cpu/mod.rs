@@ -5,6 +5,8 @@
 //! the end of the sequence. The bits of a result depend neither on the number of threads nor on timing: how a
 //! sequence is cut depends on the shape only, and each piece is computed by one thread in a fixed order.
 //!
+//! Nothing but the result is rounded to the element type, whatever the problem's [`Precision`](crate::Precision).
+//!
 //! Beside inputs and outputs a call holds at most 64 MiB, whatever the shape. (`gemm` also reserves address space the
 //! size of the L2 cache per thread, which these products do not touch.)
 

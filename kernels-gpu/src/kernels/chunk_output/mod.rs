@@ -10,7 +10,8 @@
 //!
 //! P is rounded to the element type on its way to the second product. Over many rows such errors average out; over few they
 //! do not (over one row it may be off by 2^-8), so in short sequences and short chunks what was rounded off is multiplied
-//! too. Always doing so costs 3 to 4 % of the time of a long sequence.
+//! too. Always doing so costs 3 to 4 % of the time of a long sequence. Accurate kernels always do, and multiply what was
+//! rounded off S and off what enters it as well.
 
 pub mod sm80;
 pub mod sm90;

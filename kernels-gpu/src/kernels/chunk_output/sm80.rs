@@ -8,9 +8,9 @@
 //! | ring of `STAGES`: X `[64, D]`, Y `[64, D]`, Z `[64, 64]` | `STAGES · (256 D + 8192)` |
 //! | S `[D, 64]`, rounded to the element type | `128 D` |
 //!
-//! A chunk takes two barriers: one before it is read, one before S and the stage are overwritten. Where `ACCURATE`, two more put what
-//! was rounded off S in its place, which does not fit beside it, and all products but P = X Yᵀ are done twice. O leaves through the
-//! warp's own rows of X, which nobody reads any more, so that stores are whole 128-byte rows.
+//! A chunk takes two barriers: one before it is read, one before S and the stage are overwritten. Where `ACCURATE`, all
+//! products but P = X Yᵀ are done twice, and two more barriers put what was rounded off S in its place: it does not fit
+//! beside it. O leaves through the warp's own rows of X, which nobody reads any more, so that stores are whole 128-byte rows.
 
 use super::super::state::State;
 use super::super::{WorkItem, application, head_decay};

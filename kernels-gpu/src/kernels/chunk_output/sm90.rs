@@ -9,7 +9,7 @@
 //! | 1, 2 output | 2 | 168, 200 | P = X Yᵀ, O = X S, P ⊙ M, O ← Λ O + P Z, store; two of them alternate |
 //! | 3 producer | 3 | 40 | one thread issues the loads |
 //!
-//! Where `ACCURATE`, what was rounded off Sᵀ, P ⊙ M and K̄ Z is multiplied too; the registers are then 152, 168 and 24, with `E` = 64.
+//! Where `ACCURATE`, with `E` = 64, what was rounded off Sᵀ, P ⊙ M and K̄ Z is multiplied too; registers are 152, 168, 24.
 //!
 //! A operands come from registers (`ldmatrix`), so that shared memory serves B alone: with A from there too it would be the
 //! limit. Every arrival on a barrier is one warp's; there is no other barrier after the first.

@@ -1,8 +1,8 @@
 //! `mma.sync` schedule.
 //!
 //! Block: 128 threads, one slab of 64 value columns of one segment. Per row it reads `2 (D + 64)` bytes and does
-//! `2 · 64 · D` FLOP, twice that where `ACCURATE`; writes `256 D` bytes once. Shared memory: `STAGES` × (Y `[64, D]`, Z `[64, 64]`), a ring with one
-//! barrier for each chunk.
+//! `2 · 64 · D` FLOP, twice that where `ACCURATE`; writes `256 D` bytes once. Shared memory: `STAGES` × (Y `[64, D]`,
+//! Z `[64, 64]`), a ring with one barrier for each chunk.
 
 use super::super::state::State;
 use super::super::{WorkItem, application, head_decay};
