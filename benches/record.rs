@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Parser;
 use common::{Machine, Measurement, SMALL, Shape, cpu, record, report};
-use lightning_attention::DType;
+use lightning_attention::{DType, Precision};
 
 #[derive(Parser)]
 struct Options {
@@ -20,6 +20,9 @@ struct Options {
     /// Shapes to measure instead of the recorded ones.
     #[arg(long = "shape", value_name = "B,H,N,D,E")]
     shapes: Vec<Shape>,
+    /// `fast`, or `accurate`, whose figures are recorded as `accurate forward` and `accurate backward`.
+    #[arg(long, default_value = "fast", value_parser = precision)]
+    precision: Precision,
     /// Also compares the results with the f64 recurrence.
     #[arg(long)]
     compare: bool,
@@ -28,12 +31,18 @@ struct Options {
     bench: bool,
 }
 
+fn precision(text: &str) -> Result<Precision, String> {
+    let known = [Precision::Fast, Precision::Accurate];
+    known.into_iter().find(|known| known.to_string() == text).ok_or_else(|| format!("`{text}` is no precision"))
+}
+
 fn main() -> Result<()> {
     let options = Options::parse();
     #[cfg(feature = "cuda")]
     match common::gpu::Gpu::new(0) {
         Ok(gpu) => {
-            let measure = |shape: &Shape| gpu.measure(shape, DType::Bf16, options.compare);
+            let problem = |shape: &Shape| shape.problem(DType::Bf16).precision(options.precision);
+            let measure = |shape: &Shape| gpu.measure_problem(shape, problem(shape), options.compare);
             return measure_all(&options, &common::SUITE, &gpu.machine, measure);
         }
         Err(error) => eprintln!("running on the CPU: {error}"),
@@ -53,7 +62,11 @@ fn measure_all(
         let measurement = measure(shape)?;
         println!("{}", report::lines(machine, &measurement));
         if let Some(path) = &options.csv {
-            record::append(path, machine, &record::of(&measurement))?;
+            let mut records = record::of(&measurement);
+            for record in records.iter_mut().filter(|_| options.precision == Precision::Accurate) {
+                record.op = if record.op == "forward" { "accurate forward" } else { "accurate backward" };
+            }
+            record::append(path, machine, &records)?;
         }
     }
     Ok(())

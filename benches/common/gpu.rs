@@ -151,7 +151,11 @@ impl Gpu {
 
     /// Measures both passes of a shape.
     pub fn measure(&self, shape: &Shape, dtype: DType, compare: bool) -> Result<Measurement> {
-        let problem = shape.problem(dtype);
+        self.measure_problem(shape, shape.problem(dtype), compare)
+    }
+
+    /// The same of a problem of that shape.
+    pub fn measure_problem(&self, shape: &Shape, problem: Problem, compare: bool) -> Result<Measurement> {
         let mut sets = self.rotated_sets(&problem, shape)?;
 
         let start = Instant::now();
@@ -198,7 +202,7 @@ impl Gpu {
         };
         let passes = Pass::BOTH.into_iter().chain(Pass::CHECKPOINTED);
         let timings = passes.zip(first_ms).map(|(pass, first_ms)| time(pass, first_ms)).collect::<Result<_>>()?;
-        Ok(Measurement { shape: *shape, dtype, timings, errors })
+        Ok(Measurement { shape: *shape, dtype: problem.dtype, timings, errors })
     }
 }
 
