@@ -28,7 +28,8 @@ fn on_gpu(criterion: &mut Criterion, pass: Pass, gpu: &super::gpu::Gpu) {
         let mut attention = gpu.engine.prepare(&problem).expect("the suite is supported");
         sets[0].enqueue(&mut attention, &gpu.stream, pass).expect("the suite is supported");
         gpu.stream.synchronize().expect("a pass runs");
-        let (graph, calls) = gpu.pass_graph(&mut attention, &sets, pass).expect("a pass can be captured");
+        let (graph, calls) =
+            gpu.pass_graph(&mut attention, &sets, pass, super::gpu::CALLS).expect("a pass can be captured");
         group.throughput(Throughput::Bytes(pass.essential_bytes(shape, DType::Bf16) as u64));
         group.bench_function(BenchmarkId::from_parameter(shape), |bencher| {
             bencher.iter_custom(|iterations| {

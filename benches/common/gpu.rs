@@ -1,7 +1,7 @@
 //! Measurements on the GPU: rotated tensor sets, CUDA graphs, events.
 
 use core::ptr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use half::{bf16, f16};
@@ -20,6 +20,16 @@ use super::{Machine, Measurement, Pass, Shape, Timing, cpu, gbps, median};
 
 /// Repetitions whose median is reported.
 pub const REPETITIONS: usize = 40;
+
+/// Calls in a graph, at least: enough that the graph's start and the events do not count.
+pub const CALLS: usize = 8;
+
+/// Idle time before a pass is timed. Under load the GPU's power limit lowers its clock, within a second: without a rest a figure would
+/// depend on what was measured before.
+const REST: Duration = Duration::from_millis(500);
+
+/// After so long under load a pass is timed again.
+const SUSTAINED: Duration = Duration::from_secs(1);
 
 /// Bytes that the inputs of all sets together exceed: three times the L2 cache of an H200 and more.
 const ROTATED_BYTES: usize = 200 << 20;
@@ -104,10 +114,15 @@ impl Gpu {
         sets
     }
 
-    /// One graph of several calls over the rotated `sets`, and their number: enough that the graph's start and the
-    /// events do not count.
-    pub fn pass_graph(&self, attention: &mut Attention, sets: &[Set], pass: Pass) -> Result<(Graph, usize)> {
-        let calls = sets.len().max(8).next_multiple_of(sets.len());
+    /// One graph of `calls` calls or some more, as many over each of the rotated `sets`, and their number.
+    pub fn pass_graph(
+        &self,
+        attention: &mut Attention,
+        sets: &[Set],
+        pass: Pass,
+        calls: usize,
+    ) -> Result<(Graph, usize)> {
+        let calls = calls.next_multiple_of(sets.len());
         let graph = Graph::capture(&self.stream, |stream| {
             (0..calls).try_for_each(|call| sets[call % sets.len()].enqueue(attention, stream, pass))
         })?;
@@ -124,14 +139,9 @@ impl Gpu {
         Ok(end.elapsed_time_f32(&start)?.into())
     }
 
-    /// Median milliseconds of a pass over the rotated `sets`.
-    pub fn pass_ms(&self, attention: &mut Attention, sets: &[Set], pass: Pass) -> Result<f64> {
-        self.pass_ms_of(attention, sets, pass, REPETITIONS)
-    }
-
-    /// The same of `repetitions` replays.
+    /// Median milliseconds of a pass over the rotated `sets`, of `repetitions` replays.
     pub fn pass_ms_of(&self, attention: &mut Attention, sets: &[Set], pass: Pass, repetitions: usize) -> Result<f64> {
-        let (graph, calls) = self.pass_graph(attention, sets, pass)?;
+        let (graph, calls) = self.pass_graph(attention, sets, pass, CALLS)?;
         self.replay_ms(&graph, 3)?;
         let times: Result<Vec<f64>> = (0..repetitions).map(|_| Ok(self.replay_ms(&graph, 1)? / calls as f64)).collect();
         Ok(median(times?))
@@ -149,17 +159,68 @@ impl Gpu {
         Ok(median(times))
     }
 
-    /// Measures both passes of a shape.
-    pub fn measure(&self, shape: &Shape, dtype: DType, compare: bool) -> Result<Measurement> {
-        self.measure_problem(shape, shape.problem(dtype), compare)
+    /// Measures the passes of a shape.
+    pub fn measure(&self, shape: &Shape, problem: &Problem, compare: bool) -> Result<Measurement> {
+        Ok(self.measure_together(&[(*shape, problem.clone())], CALLS, compare)?.remove(0))
     }
 
-    /// The same of a problem of that shape.
-    pub fn measure_problem(&self, shape: &Shape, problem: Problem, compare: bool) -> Result<Measurement> {
-        let mut sets = self.rotated_sets(&problem, shape)?;
+    /// Measures shapes side by side, for ratios of their times: all tensors are on the device at once, and each
+    /// repetition of a pass goes through all shapes, so that a clock that drifts does so for all of them. The largest
+    /// shape has `calls` calls in a graph and the others as many as make the same number of rows: graphs of about the
+    /// same duration, in which a graph's start has the same share.
+    pub fn measure_together(
+        &self,
+        problems: &[(Shape, Problem)],
+        calls: usize,
+        compare: bool,
+    ) -> Result<Vec<Measurement>> {
+        let ready = problems.iter().map(|(shape, problem)| self.ready(shape, problem, compare));
+        let mut ready = ready.collect::<Result<Vec<_>>>()?;
+        let rows = |shape: &Shape| shape.rows().max(1);
+        let most_rows = problems.iter().map(|(shape, _)| rows(shape)).max().unwrap_or(1);
+        let mut timings = vec![Vec::new(); problems.len()];
+        for (index, pass) in Pass::BOTH.into_iter().chain(Pass::CHECKPOINTED).enumerate() {
+            let mut timed = Vec::new();
+            for (Ready { shape, sets, attention, first_ms, .. }, timings) in ready.iter_mut().zip(&mut timings) {
+                let Some(&first_ms) = first_ms.get(index) else { continue };
+                let enqueue_us = self.enqueue_us(attention, &sets[0], pass)?;
+                let (graph, calls) = self.pass_graph(attention, sets, pass, calls * most_rows / rows(shape))?;
+                timed.push(Timed { timings, first_ms, note: note(attention.plan(), pass, enqueue_us), graph, calls });
+            }
+            std::thread::sleep(REST);
+            let warm_ms = self.times(&timed, Duration::ZERO)?;
+            let sustained_ms = self.times(&timed, SUSTAINED)?;
+            for ((timed, warm_ms), sustained_ms) in timed.into_iter().zip(warm_ms).zip(sustained_ms) {
+                let Timed { timings, first_ms, note, .. } = timed;
+                let note = format!("{note}; sustained {sustained_ms:.4} ms");
+                timings.push(Timing { pass, first_ms, warm_ms, repetitions: REPETITIONS, note });
+            }
+        }
+        let measurement = |(Ready { shape, dtype, errors, .. }, timings)| Measurement { shape, dtype, timings, errors };
+        Ok(ready.into_iter().zip(timings).map(measurement).collect())
+    }
+
+    /// Median milliseconds of a call of each graph, of the last of the repetitions that take so long together, and some more.
+    fn times(&self, timed: &[Timed<'_>], duration: Duration) -> Result<Vec<f64>> {
+        let mut times = vec![Vec::new(); timed.len()];
+        let warm_up = 3;
+        let start = Instant::now();
+        let mut repetitions = 0;
+        while repetitions < warm_up + REPETITIONS || start.elapsed() < duration {
+            for (Timed { graph, calls, .. }, times) in timed.iter().zip(&mut times) {
+                times.push(self.replay_ms(graph, 1)? / *calls as f64);
+            }
+            repetitions += 1;
+        }
+        Ok(times.into_iter().map(|times| median(times[times.len() - REPETITIONS..].to_vec())).collect())
+    }
+
+    /// Makes the tensors of a shape and the first calls of its passes.
+    fn ready(&self, shape: &Shape, problem: &Problem, compare: bool) -> Result<Ready> {
+        let mut sets = self.rotated_sets(problem, shape)?;
 
         let start = Instant::now();
-        let mut attention = self.engine.prepare(&problem)?;
+        let mut attention = self.engine.prepare(problem)?;
         let mut first = |start: Instant, pass| -> Result<f64> {
             sets[0].enqueue(&mut attention, &self.stream, pass)?;
             self.stream.synchronize()?;
@@ -172,9 +233,9 @@ impl Gpu {
                 return Ok(None);
             }
             set.refuse_nan()?;
-            let heads = oracle::heads_to_compare(&problem);
+            let heads = oracle::heads_to_compare(problem);
             let heads = heads.into_iter().map(|head| Ok((head, set.head(head)?))).collect::<Result<Vec<_>>>()?;
-            Ok(Some(oracle::errors(&problem, &heads)?))
+            Ok(Some(oracle::errors(problem, &heads)?))
         };
         let mut errors = [errors_of(&sets[0])?, None];
 
@@ -192,18 +253,35 @@ impl Gpu {
             errors[1] = errors_of(&sets[0])?;
         }
 
-        let mut time = |pass, first_ms| -> Result<Timing> {
-            let enqueue_us = self.enqueue_us(&mut attention, &sets[0], pass)?;
-            let warm_ms = self.pass_ms(&mut attention, &sets, pass)?;
-            let schedule = schedule(attention.plan(), pass);
-            let sweep = if schedule.sweep.is_some() { "; one sweep" } else { "" };
-            let note = format!("{} segments{sweep}; enqueue {enqueue_us:.1} us", schedule.segments);
-            Ok(Timing { pass, first_ms, warm_ms, repetitions: REPETITIONS, note })
-        };
-        let passes = Pass::BOTH.into_iter().chain(Pass::CHECKPOINTED);
-        let timings = passes.zip(first_ms).map(|(pass, first_ms)| time(pass, first_ms)).collect::<Result<_>>()?;
-        Ok(Measurement { shape: *shape, dtype: problem.dtype, timings, errors })
+        Ok(Ready { shape: *shape, dtype: problem.dtype, sets, attention, first_ms, errors })
     }
+}
+
+/// A pass of a shape, captured.
+struct Timed<'a> {
+    timings: &'a mut Vec<Timing>,
+    first_ms: f64,
+    note: String,
+    graph: Graph,
+    calls: usize,
+}
+
+/// A shape that only timing is left to do for.
+struct Ready {
+    shape: Shape,
+    dtype: DType,
+    sets: Vec<Set>,
+    attention: Attention,
+    /// Forward and backward, then the checkpointed passes where the plan has checkpoints.
+    first_ms: Vec<f64>,
+    errors: [Option<oracle::Errors>; 2],
+}
+
+/// How a plan runs a pass, in words.
+fn note(plan: &Plan, pass: Pass, enqueue_us: f64) -> String {
+    let schedule = schedule(plan, pass);
+    let sweep = if schedule.sweep.is_some() { "; one sweep" } else { "" };
+    format!("{} segments{sweep}; enqueue {enqueue_us:.1} us", schedule.segments)
 }
 
 /// How a plan runs a pass.

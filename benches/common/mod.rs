@@ -92,6 +92,16 @@ pub const SUITE: [Shape; 14] = [
     Shape::new(1, 64, 16384, 128, 128),
 ];
 
+/// One shape at every doubling of the length. An H200 holds two sets of tensors of each, side by side.
+pub const GROWTH: [Shape; 6] = [
+    Shape::new(6, 8, 8192, 128, 64),
+    Shape::new(6, 8, 16384, 128, 64),
+    Shape::new(6, 8, 32768, 128, 64),
+    Shape::new(6, 8, 65536, 128, 64),
+    Shape::new(6, 8, 131_072, 128, 64),
+    Shape::new(6, 8, 262_144, 128, 64),
+];
+
 /// Small shapes, for the CPU.
 pub const SMALL: [Shape; 2] = [Shape::new(1, 4, 1024, 128, 64), Shape::new(1, 4, 1024, 64, 64)];
 
