@@ -3,6 +3,7 @@
 mod budget;
 mod bundle;
 mod ci;
+mod growth;
 mod package;
 mod ptx;
 mod ptx_text;
@@ -40,9 +41,9 @@ enum Command {
         #[arg(long, default_value = "bundle")]
         out: PathBuf,
     },
-    /// Fill the generated blocks of README.md from benches/records and examples
+    /// Fill the generated blocks of README.md, and draw its figure, from benches/records and examples
     Readme {
-        /// Write nothing; fail where a block differs
+        /// Write nothing; fail where one differs
         #[arg(long)]
         check: bool,
     },

@@ -1,6 +1,6 @@
 //! `cargo xtask readme`: README.md quotes figures from committed records, and code from the examples, only.
 
-use crate::repo::Repo;
+use crate::{growth::Growth, repo::Repo};
 use anyhow::{Context, Result, bail, ensure};
 use std::{
     collections::BTreeMap,
@@ -12,6 +12,8 @@ use std::{
 const RECORDS: &str = "benches/records/h200";
 const VALIDATION: &str = "validation.csv";
 const PEERS: &str = "peers.csv";
+const GROWTH: &str = "growth.csv";
+const FIGURE: &str = "docs/growth.svg";
 const NO_RECORD: &str = "No record yet.\n";
 
 pub fn run(repo: &Repo, check: bool) -> Result<()> {
@@ -24,17 +26,26 @@ pub fn run(repo: &Repo, check: bool) -> Result<()> {
     let newest = || newest(&records).map_or(Ok(Vec::new()), |path| Row::read(&path));
     let example = |name: &str| Ok(code(&fs::read_to_string(repo.root.join(format!("examples/{name}.rs")))?));
     let old = fs::read_to_string(&path).context("README.md")?;
+    let mut figure = None;
     let new = fill(&old, |block| match block {
         "speed" => speed(&newest()?, &read(PEERS)?),
         "checkpointed" => checkpointed(&newest()?),
         "cold" => cold(&newest()?, &read(PEERS)?),
         "accuracy" => accuracy(&read(VALIDATION)?),
+        "growth" => {
+            let growth = Growth::of(&Row::read(&records.join(GROWTH))?)?;
+            figure = Some(growth.figure()?);
+            growth.block(FIGURE)
+        }
         "quickstart" | "quickstart_cuda" => example(block),
         _ => bail!("README.md has a generated block `{block}`, which nothing fills"),
     })?;
-    if new != old {
-        ensure!(!check, "README.md differs from records and examples; `cargo xtask readme` fills it");
-        fs::write(path, new)?;
+    for (path, new) in [(path, new)].into_iter().chain(figure.map(|figure| (repo.root.join(FIGURE), figure))) {
+        if fs::read_to_string(&path).ok().as_ref() != Some(&new) {
+            let name = path.display();
+            ensure!(!check, "{name} differs from records and examples; `cargo xtask readme` makes it anew");
+            fs::write(path, new)?;
+        }
     }
     Ok(())
 }
@@ -53,14 +64,15 @@ fn fill(text: &str, mut content: impl FnMut(&str) -> Result<String>) -> Result<S
 
 /// A line of a record: column → value.
 #[derive(Clone)]
-struct Row(BTreeMap<String, String>);
+pub struct Row(BTreeMap<String, String>);
 
 impl Row {
     fn read(path: &Path) -> Result<Vec<Self>> {
-        Self::parse(&fs::read_to_string(path)?).with_context(|| path.display().to_string())
+        let text = fs::read_to_string(path).map_err(anyhow::Error::from);
+        text.and_then(|text| Self::parse(&text)).with_context(|| path.display().to_string())
     }
 
-    fn parse(text: &str) -> Result<Vec<Self>> {
+    pub fn parse(text: &str) -> Result<Vec<Self>> {
         let mut reader = csv::Reader::from_reader(text.as_bytes());
         let header = reader.headers()?.clone();
         let row =
@@ -68,11 +80,11 @@ impl Row {
         reader.records().map(|record| Ok(row(record?))).collect()
     }
 
-    fn get(&self, column: &str) -> Result<&str> {
+    pub fn get(&self, column: &str) -> Result<&str> {
         self.0.get(column).map(String::as_str).with_context(|| format!("no column `{column}`"))
     }
 
-    fn number(&self, column: &str) -> Result<f64> {
+    pub fn number(&self, column: &str) -> Result<f64> {
         let value = self.get(column)?;
         value.parse().with_context(|| format!("`{column}` is `{value}`"))
     }
@@ -98,7 +110,7 @@ fn shape(row: &Row) -> Result<String> {
 }
 
 /// Where a row comes from.
-fn source(row: &Row) -> Result<String> {
+pub fn source(row: &Row) -> Result<String> {
     let [date, gpu, driver, commit] = ["date", "gpu", "driver", "commit"].map(|column| row.get(column));
     Ok(format!("{}, {}, driver {}, commit {:.12}", date?, gpu?, driver?, commit?))
 }
@@ -349,7 +361,6 @@ mod tests {
     #[test]
     fn the_records_are_well_formed() {
         let records = Repo::find().unwrap().root.join(RECORDS);
-        let mut dated = 0;
         for file in fs::read_dir(&records).unwrap() {
             let path = file.unwrap().path();
             let header = fs::read_to_string(&path).unwrap().lines().next().unwrap().to_owned();
@@ -364,13 +375,10 @@ mod tests {
                     "date,gpu,peer,source,operator,op,dtype,b,h,n,d,e,ms,copy_gbps,note",
                     &["b", "h", "n", "d", "e", "ms"],
                 ),
-                _ => {
-                    dated += 1;
-                    (
-                        "date,commit,gpu,driver,backend,op,dtype,b,h,n,d,e,ms,gbps,pct_copy,copy_gbps,note",
-                        &["b", "h", "n", "d", "e", "ms"],
-                    )
-                }
+                _ => (
+                    "date,commit,gpu,driver,backend,op,dtype,b,h,n,d,e,ms,gbps,pct_copy,copy_gbps,note",
+                    &["b", "h", "n", "d", "e", "ms"],
+                ),
             };
             assert_eq!(header, expected, "{}", path.display());
             let rows = Row::read(&path).unwrap();
@@ -387,6 +395,6 @@ mod tests {
                 }
             }
         }
-        assert!(dated > 0, "no record of speed in {}", records.display());
+        assert!(newest(&records).is_some(), "no record of speed in {}", records.display());
     }
 }
