@@ -143,7 +143,6 @@ impl Simulator {
             let config = sim::Launch {
                 name: variant.entry,
                 grid: launch.grid,
-                cluster: 1,
                 threads: variant.threads,
                 shared_bytes: variant.shared_bytes,
                 schedule: self.schedule,

@@ -46,15 +46,11 @@ pub use imp::{
     stmatrix_x4,
     // mbarrier: unsafe fn(addr, count, if); fn(); unsafe fn(addr, if); unsafe fn(addr, bytes, if); unsafe fn(addr, parity)
     mbarrier_init_if, fence_mbarrier_init, mbarrier_arrive_if, mbarrier_arrive_expect_tx_if, mbarrier_wait_parity,
-    // clusters: fn() -> u32; fn() -> u32; fn(); unsafe fn(addr, rank, if); unsafe fn(addr, parity)
-    cluster_size, cluster_rank, cluster_sync, mbarrier_arrive_remote_if, mbarrier_wait_parity_cluster,
     // generic writes to shared memory → asynchronous reads of it: fn()
     fence_proxy_async,
     // tensor memory access: unsafe fn(dst, map, [col, row, head, batch], mbarrier, policy, if); unsafe fn(map, coords, src,
     // policy, if); fn(); fn::<N>(); fn::<N>(); fn() -> u64
     cp_async_bulk_tensor_load_if, cp_async_bulk_tensor_store_if, cp_async_bulk_commit_group,
-    // unsafe fn(dst, map, coords, mbarrier, (blocks, policy), if): in all those blocks of the cluster
-    cp_async_bulk_tensor_load_multicast_if,
     // unsafe fn(map, coords, src, policy) (warp): by one lane
     cp_async_bulk_tensor_store_elect,
     cp_async_bulk_wait_group, cp_async_bulk_wait_group_read, createpolicy_evict_first, createpolicy_evict_normal,

@@ -328,7 +328,7 @@ pub(super) fn run<T: Operand, const R: usize, const TRANS_B: u32>(schedule: Sche
     let c_address = memory.output("c", &mut c);
     let maps = [map(memory.input("a", &a), ROWS, DEPTH, 64), map_b, map(c_address, ROWS, columns, 16)];
     let shared_bytes = 16 * 1024 + 3 * 256 * R as u32 + 16 * STAGES + 1024;
-    let base = Launch { name: "warp_specialised", grid: [1; 3], cluster: 1, threads: 256, shared_bytes, schedule };
+    let base = Launch { name: "warp_specialised", grid: [1; 3], threads: 256, shared_bytes, schedule };
     launch(&base, &memory, &|| kernel::<T, R, TRANS_B>(&maps, flaw))?;
     assert_eq!(memory.unwritten_words(c_address), 0);
     for (i, &value) in c.iter().enumerate() {

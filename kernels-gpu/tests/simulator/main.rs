@@ -3,7 +3,6 @@
 mod asynchronous;
 mod barriers;
 mod blocks;
-mod clusters;
 mod copies;
 mod flaws;
 mod hopper;
@@ -22,7 +21,7 @@ const SCHEDULES: [Schedule; 5] =
 
 /// One block of `threads` threads and 4 KiB of shared memory.
 fn one_block(name: &'static str, threads: u32) -> Launch {
-    Launch { name, grid: [1, 1, 1], cluster: 1, threads, shared_bytes: 4096, schedule: Schedule::InOrder }
+    Launch { name, grid: [1, 1, 1], threads, shared_bytes: 4096, schedule: Schedule::InOrder }
 }
 
 /// Runs a kernel that has a correct and a broken form on every schedule: the correct one passes, the broken one does

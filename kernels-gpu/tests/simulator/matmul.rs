@@ -134,14 +134,8 @@ fn check<T: Operand>() {
                 let mut memory = GlobalMemory::new();
                 let (a, b) = (memory.input("a", &a), memory.input("b", &b));
                 let c_address = memory.output("c", &mut c);
-                let base = Launch {
-                    name: "matmul",
-                    grid: [1; 3],
-                    cluster: 1,
-                    threads: 128,
-                    shared_bytes: 2 * STAGE_BYTES,
-                    schedule,
-                };
+                let base =
+                    Launch { name: "matmul", grid: [1; 3], threads: 128, shared_bytes: 2 * STAGE_BYTES, schedule };
                 launch(&base, &memory, &|| kernel::<T>(a, a_lies, b, b_lies, c_address))
                     .unwrap_or_else(|fault| panic!("{a_lies:?} {b_lies:?} {schedule:?}: {fault}"));
                 assert_eq!(memory.unwritten_words(c_address), 0);

@@ -233,7 +233,7 @@ fn run(schedule: Schedule, flaw: Flaw) -> Result<Vec<f16>, Fault> {
     };
     let [q, k, v] = inputs.each_ref().map(|data| map(memory.input("input", data), 64));
     let maps = [q, k, v, map(memory.output("o", &mut o), 16)];
-    let base = Launch { name: "roles", grid: [1; 3], cluster: 1, threads: 384, shared_bytes: SHARED_BYTES, schedule };
+    let base = Launch { name: "roles", grid: [1; 3], threads: 384, shared_bytes: SHARED_BYTES, schedule };
     launch(&base, &memory, &|| kernel(&maps, flaw))?;
     Ok(o.to_vec())
 }

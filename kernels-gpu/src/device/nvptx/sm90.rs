@@ -129,72 +129,6 @@ pub unsafe fn mbarrier_wait_parity(addr: u32, parity: u32) {
     }
 }
 
-/// `%cluster_nctaid.x` (10.14): blocks of this cluster, 1 where there are no clusters.
-#[inline(always)]
-pub fn cluster_size() -> u32 {
-    let size: u32;
-    // SAFETY: reads a register.
-    unsafe { asm!("mov.u32 {0}, %cluster_nctaid.x;", out(reg32) size, options(pure, nomem, nostack)) }
-    size
-}
-
-/// `%cluster_ctarank` (10.17): which block of the cluster this is.
-#[inline(always)]
-pub fn cluster_rank() -> u32 {
-    let rank: u32;
-    // SAFETY: reads a register.
-    unsafe { asm!("mov.u32 {0}, %cluster_ctarank;", out(reg32) rank, options(pure, nomem, nostack)) }
-    rank
-}
-
-/// `barrier.cluster.arrive.release`, `barrier.cluster.wait.acquire` (9.7.12.3): waits for all threads of the cluster's blocks.
-#[inline(always)]
-pub fn cluster_sync() {
-    // SAFETY: a barrier.
-    unsafe { asm!("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;", options(nostack)) }
-}
-
-/// `mapa`, `mbarrier.arrive.release.cluster` (9.7.9.22, 9.7.12.15.13): one arrival on the barrier that is at `addr` in block `rank` of the
-/// cluster; releases this thread's writes.
-///
-/// # Safety
-/// `addr` is an initialised barrier there, which that block keeps until [`cluster_sync`].
-#[inline(always)]
-pub unsafe fn mbarrier_arrive_remote_if(addr: u32, rank: u32, condition: bool) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        asm!(
-            "{{ .reg .pred p; .reg .b32 a; setp.ne.u32 p, {2}, 0; mapa.shared::cluster.u32 a, {0}, {1}; \
-             @p mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a]; }}",
-            in(reg32) addr, in(reg32) rank, in(reg32) condition as u32,
-            options(nostack)
-        );
-    }
-}
-
-/// [`mbarrier_wait_parity`], acquiring what other blocks of the cluster released too.
-///
-/// # Safety
-/// As there.
-#[inline(always)]
-pub unsafe fn mbarrier_wait_parity_cluster(addr: u32, parity: u32) {
-    loop {
-        let done: u32;
-        // SAFETY: the caller's contract.
-        unsafe {
-            asm!(
-                "{{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [{1}], {2}; \
-                 selp.u32 {0}, 1, 0, p; }}",
-                out(reg32) done, in(reg32) addr, in(reg32) parity,
-                options(nostack)
-            );
-        }
-        if done != 0 {
-            break;
-        }
-    }
-}
-
 /// `fence.proxy.async.shared::cta` (9.7.12.4): this thread's writes to shared memory, before what the tensor cores and the
 /// copy engine read there after a barrier.
 #[inline(always)]
@@ -226,33 +160,6 @@ pub unsafe fn cp_async_bulk_tensor_load_if(
              [{0}], [{1}, {{{2}, {3}, {4}, {5}}}], [{6}], {7}; }}",
             in(reg32) dst, in(reg64) map, in(reg32) at[0], in(reg32) at[1], in(reg32) at[2], in(reg32) at[3],
             in(reg32) mbarrier, in(reg64) policy, in(reg32) condition as u32,
-            options(nostack)
-        );
-    }
-}
-
-/// [`cp_async_bulk_tensor_load_if`] to the same place in all blocks of the cluster that are set in `blocks`, whose barriers at the same
-/// place each get the bytes (9.7.8.24.9, `.multicast::cluster`).
-///
-/// # Safety
-/// As there, in each of these blocks.
-#[inline(always)]
-pub unsafe fn cp_async_bulk_tensor_load_multicast_if(
-    dst: u32,
-    map: *const TensorMap,
-    at: [i32; 4],
-    mbarrier: u32,
-    (blocks, policy): (u16, u64),
-    condition: bool,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        asm!(
-            "{{ .reg .pred p; setp.ne.u32 p, {9}, 0; \
-             @p cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint \
-             [{0}], [{1}, {{{2}, {3}, {4}, {5}}}], [{6}], {7}, {8}; }}",
-            in(reg32) dst, in(reg64) map, in(reg32) at[0], in(reg32) at[1], in(reg32) at[2], in(reg32) at[3],
-            in(reg32) mbarrier, in(reg16) blocks, in(reg64) policy, in(reg32) condition as u32,
             options(nostack)
         );
     }

@@ -10,7 +10,7 @@ use std::format;
 use std::vec::Vec;
 
 use super::clocks::{Epoch, View};
-use super::fault::{Action, Fault, FaultKind, Standing};
+use super::fault::{Action, Fault, FaultKind};
 use super::launch::SHARED_BASE;
 use super::machine::Machine;
 use super::matrix::LANES;
@@ -116,8 +116,6 @@ pub(super) fn swizzle_128b(addr: u32) -> u32 {
 pub(super) struct Load {
     from: TensorBox,
     dst: u32,
-    /// Block of the cluster that it goes to.
-    rank: usize,
     barrier: usize,
     thread: usize,
     at: At,
@@ -151,8 +149,6 @@ impl Stores {
 }
 
 impl Machine {
-    /// Issues a load to the blocks of the cluster that are set in `blocks`, or to this one. Each gets its bytes when it may be.
-    ///
     /// # Safety
     /// `map` may be read.
     pub(super) unsafe fn issue_load(
@@ -160,50 +156,40 @@ impl Machine {
         dst: u32,
         (map, at, policy): (*const TensorMap, [i32; 4], u64),
         mbarrier: u32,
-        blocks: Option<u16>,
         line: At,
     ) -> Result<(), Box<FaultKind>> {
         // SAFETY: the caller's contract.
         let from = unsafe { TensorBox::new(map, at, policy) }?;
         let thread = self.current;
-        let here = self.rank(thread);
-        let blocks = blocks.unwrap_or(1 << here);
-        if blocks == 0 || u32::from(blocks) >> self.shared.len() != 0 {
-            let what = format!("a copy to blocks {blocks:#b} of a cluster of {}", self.shared.len());
-            return Err(Box::new(FaultKind::Invalid { what }));
-        }
-        for rank in (0..self.shared.len()).filter(|rank| blocks >> rank & 1 == 1) {
-            let (memory, barriers) = (&mut self.shared[rank], &mut self.barriers[rank]);
-            let view = self.clocks.view(thread);
-            let index = barriers.find(mbarrier, true, &view, memory)?;
-            let barrier = &mut barriers.all[index];
-            let epoch = Epoch::new(barrier.track, barrier.phase + 1);
-            let by = View { epoch, ..view };
-            let size = (from.bytes(), ALIGNMENT);
-            memory.place(shared(Action::TensorLoad, dst, size.0 as usize), size.1)?;
-            barrier.issue(size.0, rank != here)?;
-            memory.claim(Action::TensorLoad, dst, size, &by, Origin::LoadInFlight)?;
-            self.loads.push(Load { from, dst, rank, barrier: index, thread, at: line });
-        }
+        let view = self.clocks.view(thread);
+        let index = self.barriers.find(mbarrier, true, &view, &self.shared)?;
+        let barrier = &mut self.barriers.all[index];
+        let epoch = Epoch::new(barrier.track, barrier.phase + 1);
+        let by = View { epoch, ..view };
+        let size = (from.bytes(), ALIGNMENT);
+        self.shared.place(shared(Action::TensorLoad, dst, size.0 as usize), size.1)?;
+        barrier.issue(size.0)?;
+        self.shared.claim(Action::TensorLoad, dst, size, &by, Origin::LoadInFlight)?;
+        self.loads.push(Load { from, dst, barrier: index, thread, at: line });
         Ok(())
     }
 
     /// Load number `index` lands.
     pub(super) fn land(&mut self, index: usize) -> Result<(), Box<Fault>> {
-        let Load { from, dst, rank, barrier, thread, at } = self.loads.remove(index);
+        let Load { from, dst, barrier, thread, at } = self.loads.remove(index);
         for row in 0..from.source.box_rows {
             let mut data = [0; ROW_BYTES as usize];
             if let Some((range, addr)) = from.inside(row) {
-                let loaded = self.global_of(thread).load_row(addr, &mut data[range], &self.clocks.view(thread));
+                let loaded = self.global.borrow_mut().load_row(addr, &mut data[range], &self.clocks.view(thread));
                 loaded.map_err(|kind| self.fault(thread, *kind, Some(at)))?;
             }
             let (units, _) = data.as_chunks::<16>();
             for (unit, &data) in units.iter().enumerate() {
-                self.shared[rank].land(swizzle_128b(dst + ROW_BYTES * row + 16 * unit as u32), data);
+                self.shared.land(swizzle_128b(dst + ROW_BYTES * row + 16 * unit as u32), data);
             }
         }
-        let woken = self.barriers[rank].all[barrier].land(from.bytes(), &mut self.clocks);
-        self.wake(&woken.map_err(|kind| self.fault(thread, *kind, Some(at)))?);
+        let woken = self.barriers.all[barrier].land(from.bytes(), &mut self.clocks);
+        self.wake(&woken);
         Ok(())
     }
 
@@ -222,8 +208,7 @@ impl Machine {
             return Err(Box::new(FaultKind::Invalid { what }));
         }
         let thread = self.current;
-        let rank = self.rank(thread);
-        self.shared[rank].place(shared(Action::TensorStore, src, to.bytes() as usize), ROW_BYTES)?;
+        self.shared.place(shared(Action::TensorStore, src, to.bytes() as usize), ROW_BYTES)?;
         let track = self.stores[thread].track;
         let track = track.unwrap_or_else(|| self.track(thread as u32));
         self.stores[thread].track = Some(track);
@@ -231,7 +216,7 @@ impl Machine {
         let until = Epoch::new(track, self.stores[thread].committed() + 1);
         let until = [View { epoch: until, ..view }];
         for unit in (0..to.bytes()).step_by(16) {
-            self.shared[rank].load_async(Action::TensorStore, src + unit, &view, &until)?;
+            self.shared.load_async(Action::TensorStore, src + unit, &view, &until)?;
         }
         self.stores[thread].uncommitted.push(Store { to, src, rows: None, at: line });
         Ok(())
@@ -245,7 +230,6 @@ impl Machine {
 
     /// All but the `most_recent` groups of a thread are read from shared memory.
     pub(super) fn read_stores(&mut self, thread: usize, most_recent: u32) {
-        let rank = self.rank(thread);
         let stores = &mut self.stores[thread];
         let groups = stores.groups.len().saturating_sub(most_recent as usize);
         for store in stores.groups.iter_mut().take(groups).flatten() {
@@ -253,7 +237,7 @@ impl Machine {
                 let mut data = [0; ROW_BYTES as usize];
                 let (units, _) = data.as_chunks_mut::<16>();
                 for (unit, data) in units.iter_mut().enumerate() {
-                    *data = self.shared[rank].peek(swizzle_128b(store.src + ROW_BYTES * row + 16 * unit as u32));
+                    *data = self.shared.peek(swizzle_128b(store.src + ROW_BYTES * row + 16 * unit as u32));
                 }
                 data
             };
@@ -267,15 +251,15 @@ impl Machine {
     /// All but the `most_recent` groups of a thread are written to global memory.
     pub(super) fn write_stores(&mut self, thread: usize, most_recent: u32) -> Result<(), Box<FaultKind>> {
         self.read_stores(thread, most_recent);
-        while self.stores[thread].groups.len() > most_recent as usize {
-            let stores = &mut self.stores[thread];
+        let stores = &mut self.stores[thread];
+        while stores.groups.len() > most_recent as usize {
             let group = stores.groups.pop_front().expect("there are groups left");
             stores.written += 1;
             for Store { to, rows, .. } in group {
                 for (row, data) in rows.iter().flatten().enumerate() {
                     if let Some((range, addr)) = to.inside(row as u32) {
                         let view = self.clocks.view(thread);
-                        self.global_of(thread).store_row(addr, &data[range], &view)?;
+                        self.global.borrow_mut().store_row(addr, &data[range], &view)?;
                     }
                 }
             }
@@ -308,27 +292,15 @@ impl Machine {
 
     /// Makes an mbarrier.
     pub(super) fn init_barrier(&mut self, addr: u32, count: u32) -> Result<(), Box<FaultKind>> {
-        let rank = self.rank(self.current);
-        self.barriers[rank].init((addr, count), self.current, &mut self.clocks, &mut self.shared[rank])?;
+        self.barriers.init((addr, count), self.current, &mut self.clocks, &mut self.shared)?;
         self.owners.push(addr - SHARED_BASE);
         Ok(())
     }
 
-    /// The current thread arrives at an mbarrier of its block, or of block `remote`, and makes it expect so many bytes.
-    pub(super) fn arrive(&mut self, addr: u32, bytes: u32, remote: Option<u32>) -> Result<(), Box<FaultKind>> {
-        let (thread, here) = (self.current, self.rank(self.current));
-        let rank = remote.map_or(here, |rank| rank as usize);
-        if rank >= self.shared.len() {
-            let what = format!("there is no block {rank} in a cluster of {}", self.shared.len());
-            return Err(Box::new(FaultKind::Invalid { what }));
-        }
-        if rank != here && self.threads[self.threads_of(rank)].iter().all(|other| other.standing == Standing::Exited) {
-            let what = format!("block {rank} of the cluster has exited and has no mbarriers any more");
-            return Err(Box::new(FaultKind::Invalid { what }));
-        }
-        let index = self.barriers[rank].find(addr, false, &self.clocks.view(thread), &self.shared[rank])?;
-        let barrier = &mut self.barriers[rank].all[index];
-        let woken = barrier.arrive(bytes, (thread, rank != here), &mut self.clocks)?;
+    /// The current thread arrives at an mbarrier, and makes it expect so many bytes.
+    pub(super) fn arrive(&mut self, addr: u32, bytes: u32) -> Result<(), Box<FaultKind>> {
+        let barrier = self.barriers.find(addr, false, &self.clocks.view(self.current), &self.shared)?;
+        let woken = self.barriers.all[barrier].arrive(bytes, self.current, &mut self.clocks)?;
         self.wake(&woken);
         Ok(())
     }

@@ -21,7 +21,7 @@ pub(super) struct Epoch(u32);
 
 const TIME_BITS: u32 = 21;
 
-/// Most threads a block or cluster can have; as many tracks are left.
+/// Most threads a block can have; as many tracks are left.
 pub(super) const MAX_THREADS: u32 = 1 << (31 - TIME_BITS);
 
 /// Tracks that are added at a time.
@@ -60,7 +60,7 @@ pub(super) struct View<'a> {
     pub seen_by_all: &'a [u32],
 }
 
-/// The clocks of a cluster.
+/// The clocks of a block.
 pub(super) struct Clocks {
     threads: usize,
     /// Threads and tracks, and tracks to be.

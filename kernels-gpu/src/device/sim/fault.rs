@@ -13,7 +13,7 @@ pub struct Fault {
     pub kernel: &'static str,
     /// `blockIdx`.
     pub block: [u32; 3],
-    /// `threadIdx.x`. Where a rule names other threads, those of a cluster are numbered through.
+    /// `threadIdx.x`.
     pub thread: u32,
     /// The source line that called the device function; none after a panic in the kernel.
     pub at: Option<&'static Location<'static>>,
@@ -156,7 +156,7 @@ pub enum BarrierProblem {
     NotFenced,
     /// More threads arrive in a phase than it was initialised for.
     TooManyArrivals,
-    /// Copies bring more bytes than the phase has been told to expect: until they are issued, or, if they come from another block, in all.
+    /// Copies bring more bytes than the phase has been told to expect until they are issued.
     UnexpectedBytes,
 }
 
@@ -210,8 +210,6 @@ pub enum Action {
 pub enum Meeting {
     /// `bar.sync 0`.
     Syncthreads,
-    /// `barrier.cluster`.
-    ClusterSync,
     /// `bar.warp.sync`.
     Syncwarp,
     /// `ldmatrix`.
@@ -393,7 +391,6 @@ impl fmt::Display for Meeting {
                 return write!(f, "wgmma m64n{columns}k16 ({element}, B {order})");
             }
             Self::Syncthreads => "syncthreads",
-            Self::ClusterSync => "cluster_sync",
             Self::Syncwarp => "syncwarp",
             Self::Ldmatrix => "ldmatrix",
             Self::LdmatrixTrans => "ldmatrix.trans",

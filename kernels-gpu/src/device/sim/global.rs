@@ -141,19 +141,11 @@ impl Global {
         self.launch = Blocks { first, end, grid, current: 0 };
     }
 
-    /// A cluster begins.
-    pub(super) fn begin_cluster(&mut self) {
-        self.lists.clear();
-    }
-
-    /// What follows is done by block number `linear` of the launch.
-    pub(super) fn enter_block(&mut self, linear: u32) {
+    /// Block number `linear` of the launch begins.
+    pub(super) fn begin_block(&mut self, linear: u32) -> [u32; 3] {
         self.launch.current = self.launch.first + linear;
-    }
-
-    /// Index of block number `linear` of the launch.
-    pub(super) fn block_index(&self, linear: u32) -> [u32; 3] {
-        self.launch.index(self.launch.first + linear)
+        self.lists.clear();
+        self.launch.index(self.launch.current)
     }
 
     pub(super) fn load<const N: usize>(

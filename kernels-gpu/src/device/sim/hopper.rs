@@ -6,7 +6,6 @@ use super::bulk::POLICIES;
 use super::fault::{Meeting, Product};
 use super::machine::{access, meet, wait_for_phase, with};
 use super::matrix::LANES;
-use super::mbarrier::Scope;
 use crate::abi::TensorMap;
 
 /// `setmaxnreg.dec`.
@@ -63,8 +62,7 @@ pub unsafe fn mbarrier_init_if(addr: u32, count: u32, condition: bool) {
 pub fn fence_mbarrier_init() {
     with(|m| {
         let time = m.clocks.fence(m.current);
-        let rank = m.rank(m.current);
-        m.barriers[rank].fences.push(m.current, time);
+        m.barriers.fences.push(m.current, time);
     });
 }
 
@@ -77,7 +75,7 @@ pub unsafe fn mbarrier_arrive_if(addr: u32, condition: bool) {
     if !condition {
         return;
     }
-    access(Location::caller(), |m| m.arrive(addr, 0, None));
+    access(Location::caller(), |m| m.arrive(addr, 0));
 }
 
 /// `mbarrier.arrive.expect_tx`.
@@ -89,7 +87,7 @@ pub unsafe fn mbarrier_arrive_expect_tx_if(addr: u32, bytes: u32, condition: boo
     if !condition {
         return;
     }
-    access(Location::caller(), |m| m.arrive(addr, bytes, None));
+    access(Location::caller(), |m| m.arrive(addr, bytes));
 }
 
 /// `mbarrier.try_wait.parity`, until the phase of that parity is complete.
@@ -98,52 +96,14 @@ pub unsafe fn mbarrier_arrive_expect_tx_if(addr: u32, bytes: u32, condition: boo
 /// That of the PTX twin; the simulator checks it, but for a barrier that is two phases ahead.
 #[track_caller]
 pub unsafe fn mbarrier_wait_parity(addr: u32, parity: u32) {
-    wait_for_phase(addr, parity, Scope::Block, Location::caller());
-}
-
-/// `%cluster_nctaid.x`.
-pub fn cluster_size() -> u32 {
-    with(|m| m.shared.len() as u32)
-}
-
-/// `%cluster_ctarank`.
-pub fn cluster_rank() -> u32 {
-    with(|m| m.rank(m.current) as u32)
-}
-
-/// `barrier.cluster`. Unlike on a GPU, threads that exited are missed.
-#[track_caller]
-pub fn cluster_sync() {
-    meet(Meeting::ClusterSync, Location::caller(), |_, _| {});
-}
-
-/// `mbarrier.arrive` on a barrier of block `rank` of the cluster.
-///
-/// # Safety
-/// That of the PTX twin; the simulator checks it.
-#[track_caller]
-pub unsafe fn mbarrier_arrive_remote_if(addr: u32, rank: u32, condition: bool) {
-    if !condition {
-        return;
-    }
-    access(Location::caller(), |m| m.arrive(addr, 0, Some(rank)));
-}
-
-/// [`mbarrier_wait_parity`], acquiring what other blocks of the cluster released too.
-///
-/// # Safety
-/// As there.
-#[track_caller]
-pub unsafe fn mbarrier_wait_parity_cluster(addr: u32, parity: u32) {
-    wait_for_phase(addr, parity, Scope::Cluster, Location::caller());
+    wait_for_phase(addr, parity, Location::caller());
 }
 
 /// `fence.proxy.async.shared::cta`.
 pub fn fence_proxy_async() {
     with(|m| {
         let time = m.clocks.fence(m.current);
-        let rank = m.rank(m.current);
-        m.shared[rank].fences.push(m.current, time);
+        m.shared.fences.push(m.current, time);
     });
 }
 
@@ -165,28 +125,7 @@ pub unsafe fn cp_async_bulk_tensor_load_if(
     }
     let line = Location::caller();
     // SAFETY: the caller's contract.
-    access(line, |m| unsafe { m.issue_load(dst, (map, at, policy), mbarrier, None, line) });
-}
-
-/// [`cp_async_bulk_tensor_load_if`] to the same place in all blocks of the cluster that are set in `blocks`.
-///
-/// # Safety
-/// As there.
-#[track_caller]
-pub unsafe fn cp_async_bulk_tensor_load_multicast_if(
-    dst: u32,
-    map: *const TensorMap,
-    at: [i32; 4],
-    mbarrier: u32,
-    (blocks, policy): (u16, u64),
-    condition: bool,
-) {
-    if !condition {
-        return;
-    }
-    let line = Location::caller();
-    // SAFETY: the caller's contract.
-    access(line, |m| unsafe { m.issue_load(dst, (map, at, policy), mbarrier, Some(blocks), line) });
+    access(line, |m| unsafe { m.issue_load(dst, (map, at, policy), mbarrier, line) });
 }
 
 /// `cp.async.bulk.tensor.4d` from shared memory.
@@ -319,5 +258,5 @@ fn multiply(
 /// That of the PTX twin; the simulator checks it.
 #[track_caller]
 pub unsafe fn keep_alive(_a: &[u32; 16], scratch: u32) {
-    access(Location::caller(), |m| m.shared[m.rank(m.current)].check_address(scratch));
+    access(Location::caller(), |m| m.shared.check_address(scratch));
 }

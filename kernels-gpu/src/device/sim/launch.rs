@@ -35,8 +35,6 @@ pub struct Launch {
     pub name: &'static str,
     /// Blocks.
     pub grid: [u32; 3],
-    /// Neighbouring blocks, in x, that run together: 1, or 2 whose threads are at most 1024.
-    pub cluster: u32,
     /// Threads of a block: whole warps.
     pub threads: u32,
     /// Dynamic shared memory of a block.
@@ -66,33 +64,31 @@ thread_local! {
 
 /// Runs `kernel` once per thread of the grid; it finds its indices and its shared memory through the device functions.
 ///
-/// Clusters run one after the other, but blocks are checked as if they ran at once. The first fault ends the launch; what was written by
-/// then stays written.
+/// Blocks run one after the other, but are checked as if they ran at once. The first fault ends the launch; what
+/// was written by then stays written.
 ///
 /// # Panics
-/// If `launch` asks for partial warps or clusters, or for more threads or shared memory than a GPU gives a block or the simulator a cluster.
+/// If `launch` asks for partial warps, or for more threads or shared memory than a GPU gives a block.
 pub fn launch(launch: &Launch, memory: &GlobalMemory<'_>, kernel: &dyn Fn()) -> Result<(), Fault> {
-    let Launch { grid, cluster, threads, shared_bytes, schedule, .. } = *launch;
+    let Launch { grid, threads, shared_bytes, schedule, .. } = *launch;
     assert!(threads > 0 && threads.is_multiple_of(32), "a block is whole warps: {threads} threads are not");
-    assert!(cluster > 0 && grid[0].is_multiple_of(cluster), "a grid is whole clusters: {grid:?} of {cluster} is not");
-    let all = cluster * threads;
-    assert!(all <= MAX_THREADS, "a block or cluster has at most {MAX_THREADS} threads, not {all}");
+    assert!(threads <= MAX_THREADS, "a block has at most {MAX_THREADS} threads, not {threads}");
     assert!(shared_bytes <= MAX_SHARED_BYTES, "a block has at most {MAX_SHARED_BYTES} bytes, not {shared_bytes}");
 
     memory.shared.borrow_mut().begin_launch(grid);
     let _installed = Installed::new(Machine::new(launch, memory.shared.clone()));
     let mut order = Order::new(schedule);
-    let clusters = grid.iter().product::<u32>() / cluster;
-    let mut sequence: Vec<u32> = (0..clusters).collect();
+    let blocks = grid.iter().product();
+    let mut sequence: Vec<u32> = (0..blocks).collect();
     order.arrange(&mut sequence);
-    for index in sequence {
-        with(|m| m.begin_cluster(index * cluster));
-        run_cluster(all as usize, &mut order, kernel).map_err(|fault| *fault)?;
+    for block in sequence {
+        with(|m| m.begin_block(block));
+        run_block(threads as usize, &mut order, kernel).map_err(|fault| *fault)?;
     }
     Ok(())
 }
 
-fn run_cluster(threads: usize, order: &mut Order, kernel: &dyn Fn()) -> Result<(), Box<Fault>> {
+fn run_block(threads: usize, order: &mut Order, kernel: &dyn Fn()) -> Result<(), Box<Fault>> {
     // On a fault, dropping them unwinds the kernels where they stand.
     let mut coros: Vec<Coro> = (0..threads).map(|_| coroutine(kernel)).collect();
     let mut ready: Vec<usize> = (0..threads / LANES).collect();
@@ -118,7 +114,7 @@ fn run_cluster(threads: usize, order: &mut Order, kernel: &dyn Fn()) -> Result<(
             })?;
         }
         let goes_on = with(|m| {
-            let goes_on = m.settle_cluster(|copies| order.pick_copy(copies));
+            let goes_on = m.settle_block(|copies| order.pick_copy(copies));
             m.woken.drain(..).for_each(|warp| enqueue(warp, &mut ready, &mut is_ready));
             goes_on
         });
@@ -141,7 +137,7 @@ fn enqueue(warp: usize, ready: &mut Vec<usize>, is_ready: &mut [bool]) {
 fn coroutine(kernel: &dyn Fn()) -> Coro {
     let stack = STACKS.with_borrow_mut(Vec::pop);
     let stack = stack.unwrap_or_else(|| DefaultStack::new(STACK_BYTES).expect("memory for the stack of a GPU thread"));
-    // SAFETY: `run_cluster` drops the coroutine, or sees it return, before its borrow of `kernel` ends.
+    // SAFETY: `run_block` drops the coroutine, or sees it return, before its borrow of `kernel` ends.
     unsafe {
         Coro::with_stack_unchecked(stack, move |yielder, ()| {
             with(|m| m.threads[m.current].start(yielder));

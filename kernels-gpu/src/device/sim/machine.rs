@@ -1,7 +1,6 @@
-//! The state of the cluster that is running, and how a device function finds it. Mostly that is one block; the threads of several are
-//! numbered through.
+//! The state of the block that is running, and how a device function finds it.
 
-use core::cell::{RefCell, RefMut};
+use core::cell::RefCell;
 use core::panic::Location;
 use core::ptr::NonNull;
 use std::boxed::Box;
@@ -19,7 +18,7 @@ use super::fault::{Action, Fault, FaultKind, Meeting, Standing};
 use super::global::Global;
 use super::launch::{Launch, SHARED_BASE};
 use super::matrix::{Exchange, LANES, decode_bf16, decode_f16};
-use super::mbarrier::{Barriers, Scope};
+use super::mbarrier::Barriers;
 use super::shared::Shared;
 use super::wgmma::{GROUP, GroupExchange, Groups};
 
@@ -35,20 +34,15 @@ type Handle = NonNull<Yielder<(), Pause>>;
 
 pub(super) struct Machine {
     kernel: &'static str,
-    /// Threads of a block.
-    block_threads: usize,
-    /// Number of the first block in the grid.
-    first_block: u32,
+    pub block: [u32; 3],
     /// The thread that runs, or [`NOBODY`].
     pub current: usize,
     pub threads: Vec<Thread>,
     pub exchanges: Vec<Exchange>,
     pub clocks: Clocks,
-    /// Per block.
-    pub shared: Vec<Shared>,
-    global: Rc<RefCell<Global>>,
-    /// Per block.
-    pub barriers: Vec<Barriers>,
+    pub shared: Shared,
+    pub global: Rc<RefCell<Global>>,
+    pub barriers: Barriers,
     /// Tensor copies on their way to shared memory, in the order of their issue.
     pub loads: Vec<Load>,
     /// Per thread.
@@ -141,8 +135,8 @@ pub(super) fn meet(meeting: Meeting, at: &'static Location<'static>, hand_in: im
 }
 
 /// The current thread waits for a phase of an mbarrier.
-pub(super) fn wait_for_phase(addr: u32, parity: u32, scope: Scope, at: &'static Location<'static>) {
-    if let Some(handle) = access(at, |m| m.wait_for_phase(addr, (parity, scope), at)) {
+pub(super) fn wait_for_phase(addr: u32, parity: u32, at: &'static Location<'static>) {
+    if let Some(handle) = access(at, |m| m.wait_for_phase(addr, parity, at)) {
         suspend(handle, Pause::Meeting);
     }
 }
@@ -174,18 +168,17 @@ impl Thread {
 
 impl Machine {
     pub(super) fn new(launch: &Launch, global: Rc<RefCell<Global>>) -> Self {
-        let threads = (launch.cluster * launch.threads) as usize;
+        let threads = launch.threads as usize;
         Self {
             kernel: launch.name,
-            block_threads: launch.threads as usize,
-            first_block: 0,
+            block: [0; 3],
             current: NOBODY,
             threads: vec![Thread::NEW; threads],
             exchanges: (0..threads / LANES).map(|_| Exchange::new()).collect(),
             clocks: Clocks::new(threads),
-            shared: (0..launch.cluster).map(|_| Shared::new(launch.shared_bytes, threads as u32)).collect(),
+            shared: Shared::new(launch.shared_bytes, launch.threads),
             global,
-            barriers: (0..launch.cluster).map(|_| Barriers::new(threads)).collect(),
+            barriers: Barriers::new(threads),
             loads: Vec::new(),
             stores: (0..threads).map(|_| Stores::default()).collect(),
             groups: vec![Groups::default(); threads / LANES],
@@ -197,13 +190,12 @@ impl Machine {
         }
     }
 
-    pub(super) fn begin_cluster(&mut self, first_block: u32) {
-        self.first_block = first_block;
-        self.global.borrow_mut().begin_cluster();
+    pub(super) fn begin_block(&mut self, linear: u32) {
+        self.block = self.global.borrow_mut().begin_block(linear);
         self.threads.fill(Thread::NEW);
         self.clocks.reset();
-        self.shared.iter_mut().for_each(Shared::reset);
-        self.barriers.iter_mut().for_each(Barriers::reset);
+        self.shared.reset();
+        self.barriers.reset();
         self.loads.clear();
         self.stores.fill_with(Stores::default);
         self.groups.fill(Groups::default());
@@ -213,44 +205,13 @@ impl Machine {
         self.owners.clear();
     }
 
-    /// Which block of the cluster a thread is of.
-    #[inline(always)]
-    pub(super) fn rank(&self, thread: usize) -> usize {
-        thread / self.block_threads
-    }
-
-    /// The number of a thread in its block.
-    #[inline(always)]
-    pub(super) fn thread_idx(&self, thread: usize) -> u32 {
-        (thread % self.block_threads) as u32
-    }
-
-    /// Index of the block of a thread.
-    #[inline(always)]
-    pub(super) fn block(&self, thread: usize) -> [u32; 3] {
-        self.global.borrow().block_index(self.first_block + self.rank(thread) as u32)
-    }
-
-    /// The threads of block `rank` of the cluster.
-    pub(super) fn threads_of(&self, rank: usize) -> core::ops::Range<usize> {
-        rank * self.block_threads..(rank + 1) * self.block_threads
-    }
-
-    /// Global memory, for an access by a thread.
-    #[inline(always)]
-    pub(super) fn global_of(&self, thread: usize) -> RefMut<'_, Global> {
-        let mut global = self.global.borrow_mut();
-        global.enter_block(self.first_block + self.rank(thread) as u32);
-        global
-    }
-
     /// A track of `owner`.
     pub(super) fn track(&mut self, owner: u32) -> usize {
         self.owners.push(owner);
         self.clocks.track()
     }
 
-    /// A fault of `thread`.
+    /// A fault of `thread` in this block.
     pub(super) fn fault(
         &self,
         thread: usize,
@@ -262,7 +223,7 @@ impl Machine {
         {
             *track = self.owners[index];
         }
-        Box::new(Fault { kernel: self.kernel, block: self.block(thread), thread: self.thread_idx(thread), at, kind })
+        Box::new(Fault { kernel: self.kernel, block: self.block, thread: thread as u32, at, kind })
     }
 
     /// The fault that a thread suspended with.
@@ -290,7 +251,7 @@ impl Machine {
             Standing::Ready => return Ok(WarpState::Ready),
         };
         match meeting {
-            Meeting::Syncthreads | Meeting::ClusterSync => return Ok(WarpState::Stopped),
+            Meeting::Syncthreads => return Ok(WarpState::Stopped),
             Meeting::Syncwarp => self.clocks.barrier(lanes.clone()),
             Meeting::Ldmatrix => {
                 let rows = self.matrix_rows(warp, at)?;
@@ -351,8 +312,7 @@ impl Machine {
             }
             Meeting::Setmaxnreg(registers) => {
                 self.registers[group] = Some(registers);
-                let groups = self.block_threads.div_ceil(GROUP);
-                let all: Option<u32> = self.registers[group / groups * groups..][..groups].iter().copied().sum();
+                let all: Option<u32> = self.registers.iter().copied().sum();
                 if let Some(all) = all.filter(|all| all * GROUP as u32 > 64 * 1024) {
                     let what = format!("{all} registers for 128 threads each are more than the 65536 there are");
                     return Err(self.fault(members.start, FaultKind::Invalid { what }, Some(at)));
@@ -365,28 +325,19 @@ impl Machine {
         Ok(WarpState::Ready)
     }
 
-    /// No thread can run any more: the end of the cluster (`false`), of a barrier of a block or of all, or of the way of a copy (`true`).
+    /// No thread can run any more: the end of the block (`false`), of a block barrier or of the way of a copy (`true`).
     /// `pick` chooses among so many copies.
-    pub(super) fn settle_cluster(&mut self, mut pick: impl FnMut(usize) -> usize) -> Result<bool, Box<Fault>> {
+    pub(super) fn settle_block(&mut self, mut pick: impl FnMut(usize) -> usize) -> Result<bool, Box<Fault>> {
         let all = 0..self.threads.len();
-        let is_at = |thread: &Thread, barrier| matches!(thread.standing, Standing::Waits(at, _) if at == barrier);
+        let is_at_barrier = |thread: &Thread| matches!(thread.standing, Standing::Waits(Meeting::Syncthreads, _));
         if self.threads.iter().all(|thread| thread.standing == Standing::Exited) {
             self.end()?;
             return Ok(false);
         }
-        let block_threads = self.block_threads;
-        let blocks =
-            (0..all.end).step_by(block_threads).map(|first| (first..first + block_threads, Meeting::Syncthreads));
-        let mut goes_on = false;
-        for (members, barrier) in blocks.chain([(all, Meeting::ClusterSync)]) {
-            if self.threads[members.clone()].iter().all(|thread| is_at(thread, barrier)) {
-                self.clocks.barrier(members.clone());
-                self.make_ready(members.clone());
-                self.woken.extend(members.start / LANES..members.end / LANES);
-                goes_on = true;
-            }
-        }
-        if goes_on {
+        if self.threads.iter().all(is_at_barrier) {
+            self.clocks.barrier(all.clone());
+            self.make_ready(all.clone());
+            self.woken.extend(0..all.end / LANES);
             return Ok(true);
         }
         while !self.loads.is_empty() {
@@ -410,13 +361,12 @@ impl Machine {
     fn wait_for_phase(
         &mut self,
         addr: u32,
-        (parity, scope): (u32, Scope),
+        parity: u32,
         at: &'static Location<'static>,
     ) -> Result<Option<Handle>, Box<FaultKind>> {
         let thread = self.current;
-        let rank = self.rank(thread);
-        let barrier = self.barriers[rank].find(addr, false, &self.clocks.view(thread), &self.shared[rank])?;
-        if self.barriers[rank].all[barrier].wait(parity, (thread, scope), &mut self.clocks) {
+        let barrier = self.barriers.find(addr, false, &self.clocks.view(thread), &self.shared)?;
+        if self.barriers.all[barrier].wait(parity, thread, &mut self.clocks) {
             return Ok(None);
         }
         self.threads[thread].standing = Standing::Blocked { barrier: addr - SHARED_BASE, at };
@@ -433,8 +383,7 @@ impl Machine {
         for (lane, row) in self.exchanges[warp].collect().into_iter().enumerate() {
             let (thread, addr) = (warp * LANES + lane, self.exchanges[warp].addr[lane]);
             let view = self.clocks.warp_view(thread);
-            let rank = self.rank(thread);
-            let stored = self.shared[rank].store_as(Action::MatrixStore, addr, bytes(row), &view);
+            let stored = self.shared.store_as(Action::MatrixStore, addr, bytes(row), &view);
             stored.map_err(|kind| self.fault(thread, *kind, Some(at)))?;
         }
         Ok(())
@@ -449,8 +398,7 @@ impl Machine {
         let mut rows = [[0; 4]; LANES];
         for (lane, row) in rows.iter_mut().enumerate() {
             let (thread, addr) = (warp * LANES + lane, self.exchanges[warp].addr[lane]);
-            let rank = self.rank(thread);
-            let loaded = self.shared[rank].load::<16>(Action::MatrixLoad, addr, &self.clocks.warp_view(thread));
+            let loaded = self.shared.load::<16>(Action::MatrixLoad, addr, &self.clocks.warp_view(thread));
             *row = words(loaded.map_err(|kind| self.fault(thread, *kind, Some(at)))?);
         }
         Ok(rows)

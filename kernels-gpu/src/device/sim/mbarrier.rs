@@ -13,33 +13,6 @@ use super::shared::Shared;
 /// Most arrivals, and most bytes, of a phase.
 const MAX_COUNT: u32 = (1 << 20) - 1;
 
-/// Whose releases a wait acquires.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scope {
-    /// Those of the barrier's block.
-    Block,
-    /// Those of all blocks of the cluster.
-    Cluster,
-}
-
-/// What was released into a phase.
-#[derive(Default)]
-struct Released {
-    /// By the barrier's block, and by copies.
-    here: Vec<u32>,
-    /// By other blocks.
-    elsewhere: Vec<u32>,
-}
-
-impl Released {
-    fn acquire(&self, thread: usize, scope: Scope, clocks: &mut Clocks) {
-        clocks.acquire(thread, &self.here);
-        if scope == Scope::Cluster {
-            clocks.acquire(thread, &self.elsewhere);
-        }
-    }
-}
-
 /// One mbarrier. What is in shared memory is only that it is there.
 pub(super) struct Mbarrier {
     pub addr: u32,
@@ -49,17 +22,17 @@ pub(super) struct Mbarrier {
     count: u32,
     /// Arrivals that the phase lacks.
     pub pending: u32,
-    /// Bytes that the phase lacks; fewer than none where another block's copy landed before they were expected.
-    pub missing_bytes: i32,
-    /// Bytes for which a copy was issued.
-    issued_bytes: i32,
+    /// Bytes that the phase lacks.
+    pub missing_bytes: u32,
+    /// Those of them for which a copy was issued.
+    issued_bytes: u32,
     /// Phases that are complete.
     pub phase: u32,
     /// What was released into the phase in progress.
-    gathered: Released,
+    gathered: Vec<u32>,
     /// What was released into the last phase.
-    released: Released,
-    waiters: Vec<(usize, Scope)>,
+    released: Vec<u32>,
+    waiters: Vec<usize>,
 }
 
 /// All of them.
@@ -101,8 +74,8 @@ impl Barriers {
             missing_bytes: 0,
             issued_bytes: 0,
             phase: 0,
-            gathered: Released::default(),
-            released: Released::default(),
+            gathered: Vec::new(),
+            released: Vec::new(),
             waiters: Vec::new(),
         });
         Ok(track)
@@ -140,72 +113,66 @@ impl Mbarrier {
         Box::new(FaultKind::Barrier { barrier: self.offset(), problem })
     }
 
-    /// An arrival, from this block or another, that makes the phase expect so many bytes more; who may go on.
+    /// An arrival that makes the phase expect so many bytes more; who may go on.
     pub(super) fn arrive(
         &mut self,
         bytes: u32,
-        (thread, is_remote): (usize, bool),
+        thread: usize,
         clocks: &mut Clocks,
     ) -> Result<Vec<usize>, Box<FaultKind>> {
         if self.pending == 0 {
             return Err(self.trouble(BarrierProblem::TooManyArrivals));
         }
-        self.missing_bytes = self.missing_bytes.saturating_add_unsigned(bytes);
-        if bytes > MAX_COUNT || self.missing_bytes > MAX_COUNT as i32 {
+        self.missing_bytes += bytes;
+        if bytes > MAX_COUNT || self.missing_bytes > MAX_COUNT {
             let what = format!("an mbarrier counts at most {MAX_COUNT} bytes a phase");
             return Err(Box::new(FaultKind::Invalid { what }));
         }
-        let gathered = if is_remote { &mut self.gathered.elsewhere } else { &mut self.gathered.here };
-        clocks.release_into(thread, gathered);
+        clocks.release_into(thread, &mut self.gathered);
         self.pending -= 1;
-        self.complete(clocks)
+        Ok(self.complete(clocks))
     }
 
-    /// A copy of so many bytes is on its way, from this block or another.
-    pub(super) fn issue(&mut self, bytes: u32, is_remote: bool) -> Result<(), Box<FaultKind>> {
-        self.issued_bytes += bytes as i32;
-        if !is_remote && self.issued_bytes > self.missing_bytes {
+    /// A copy of so many bytes is on its way.
+    pub(super) fn issue(&mut self, bytes: u32) -> Result<(), Box<FaultKind>> {
+        self.issued_bytes += bytes;
+        if self.issued_bytes > self.missing_bytes {
             return Err(self.trouble(BarrierProblem::UnexpectedBytes));
         }
         Ok(())
     }
 
     /// A copy of so many bytes arrived; who may go on.
-    pub(super) fn land(&mut self, bytes: u32, clocks: &mut Clocks) -> Result<Vec<usize>, Box<FaultKind>> {
-        self.issued_bytes -= bytes as i32;
-        self.missing_bytes -= bytes as i32;
-        let gathered = &mut self.gathered.here;
-        if gathered.len() <= self.track {
-            gathered.resize(self.track + 1, 0);
+    pub(super) fn land(&mut self, bytes: u32, clocks: &mut Clocks) -> Vec<usize> {
+        self.issued_bytes -= bytes;
+        self.missing_bytes -= bytes;
+        if self.gathered.len() <= self.track {
+            self.gathered.resize(self.track + 1, 0);
         }
-        gathered[self.track] = self.phase + 1;
+        self.gathered[self.track] = self.phase + 1;
         self.complete(clocks)
     }
 
-    /// A thread waits for the phase of this parity: whether it is complete.
-    pub(super) fn wait(&mut self, parity: u32, (thread, scope): (usize, Scope), clocks: &mut Clocks) -> bool {
+    /// `thread` waits for the phase of this parity: whether it is complete.
+    pub(super) fn wait(&mut self, parity: u32, thread: usize, clocks: &mut Clocks) -> bool {
         if self.phase % 2 == parity {
-            self.waiters.push((thread, scope));
+            self.waiters.push(thread);
             return false;
         }
-        self.released.acquire(thread, scope, clocks);
+        clocks.acquire(thread, &self.released);
         true
     }
 
-    fn complete(&mut self, clocks: &mut Clocks) -> Result<Vec<usize>, Box<FaultKind>> {
+    fn complete(&mut self, clocks: &mut Clocks) -> Vec<usize> {
         if self.pending > 0 || self.missing_bytes > 0 {
-            return Ok(Vec::new());
-        }
-        if self.missing_bytes < 0 {
-            return Err(self.trouble(BarrierProblem::UnexpectedBytes));
+            return Vec::new();
         }
         (self.phase, self.pending) = (self.phase + 1, self.count);
         core::mem::swap(&mut self.gathered, &mut self.released);
-        self.gathered.here.fill(0);
-        self.gathered.elsewhere.fill(0);
-        for &(waiter, scope) in &self.waiters {
-            self.released.acquire(waiter, scope, clocks);
+        self.gathered.fill(0);
+        for &waiter in &self.waiters {
+            clocks.acquire(waiter, &self.released);
         }
-        Ok(self.waiters.drain(..).map(|(waiter, _)| waiter).collect())
+        core::mem::take(&mut self.waiters)
     }
 }

@@ -23,9 +23,7 @@
 //!   bytes than it counts; a store to one;
 //! - an accumulator that is computed with before its wait (without one it is NaN), a product without `wgmma_fence` since
 //!   the last commit or wait, a descriptor that leads astray or is not of 128-byte swizzle;
-//! - a block that exits with copies or products in flight;
-//! - in a cluster, whose blocks run together: copies to another block before that has freed their destination, and has said so to a wait
-//!   of the cluster's scope; bytes that another block brings to a phase that does not expect them.
+//! - a block that exits with copies or products in flight.
 //!
 //! Order between threads comes from `syncthreads`, `syncwarp` and mbarriers alone. `ldmatrix`, `stmatrix`, `mma` and `wgmma`
 //! make threads meet but order no memory, as in PTX; every row that `ldmatrix` reads must be ordered before all lanes,
@@ -38,8 +36,7 @@
 //!
 //! What it does not see: how long anything takes, bank conflicts, and the GPU's own order of summation within a product
 //! (here every product is added in f32, in the order of `k`); registers of A that are overwritten while a `wgmma` may read
-//! them; a wait for an mbarrier that is two phases ahead, but for what it lets pass; arrivals at a block of the cluster that might have
-//! exited, if it has not.
+//! them; a wait for an mbarrier that is two phases ahead, but for what it lets pass.
 //!
 //! It is stricter than PTX in that `arrive_expect_tx` comes before the loads it is for, that the fence between proxies
 //! is the writer's, and that every group of products has its `wgmma_fence`.
@@ -73,25 +70,25 @@ use machine::{access, bytes, meet, take, with, words};
 /// `%tid.x`.
 #[inline(always)]
 pub fn thread_idx_x() -> u32 {
-    with(|m| m.thread_idx(m.current))
+    with(|m| m.current as u32)
 }
 
 /// `%ctaid.x`.
 #[inline(always)]
 pub fn block_idx_x() -> u32 {
-    with(|m| m.block(m.current)[0])
+    with(|m| m.block[0])
 }
 
 /// `%ctaid.y`.
 #[inline(always)]
 pub fn block_idx_y() -> u32 {
-    with(|m| m.block(m.current)[1])
+    with(|m| m.block[1])
 }
 
 /// `%ctaid.z`.
 #[inline(always)]
 pub fn block_idx_z() -> u32 {
-    with(|m| m.block(m.current)[2])
+    with(|m| m.block[2])
 }
 
 /// `bar.sync 0`.
@@ -148,10 +145,7 @@ pub fn cvt_f32_f16x2(x: u32) -> [f32; 2] {
 /// That of the PTX twin; the simulator checks it.
 #[track_caller]
 pub unsafe fn ld_shared_b32x4(addr: u32) -> [u32; 4] {
-    words(access(Location::caller(), |m| {
-        let rank = m.rank(m.current);
-        m.shared[rank].load(Action::Load, addr, &m.clocks.view(m.current))
-    }))
+    words(access(Location::caller(), |m| m.shared.load(Action::Load, addr, &m.clocks.view(m.current))))
 }
 
 /// `ld.shared.f32`.
@@ -160,10 +154,7 @@ pub unsafe fn ld_shared_b32x4(addr: u32) -> [u32; 4] {
 /// That of the PTX twin; the simulator checks it.
 #[track_caller]
 pub unsafe fn ld_shared_f32(addr: u32) -> f32 {
-    f32::from_le_bytes(access(Location::caller(), |m| {
-        let rank = m.rank(m.current);
-        m.shared[rank].load(Action::Load, addr, &m.clocks.view(m.current))
-    }))
+    f32::from_le_bytes(access(Location::caller(), |m| m.shared.load(Action::Load, addr, &m.clocks.view(m.current))))
 }
 
 /// `st.shared.b32`.
@@ -172,10 +163,7 @@ pub unsafe fn ld_shared_f32(addr: u32) -> f32 {
 /// That of the PTX twin; the simulator checks it.
 #[track_caller]
 pub unsafe fn st_shared_b32(addr: u32, value: u32) {
-    access(Location::caller(), |m| {
-        let rank = m.rank(m.current);
-        m.shared[rank].store(addr, value.to_le_bytes(), &m.clocks.view(m.current))
-    });
+    access(Location::caller(), |m| m.shared.store(addr, value.to_le_bytes(), &m.clocks.view(m.current)));
 }
 
 /// `st.shared.v4.b32`.
@@ -184,10 +172,7 @@ pub unsafe fn st_shared_b32(addr: u32, value: u32) {
 /// That of the PTX twin; the simulator checks it.
 #[track_caller]
 pub unsafe fn st_shared_b32x4(addr: u32, value: [u32; 4]) {
-    access(Location::caller(), |m| {
-        let rank = m.rank(m.current);
-        m.shared[rank].store(addr, bytes(value), &m.clocks.view(m.current))
-    });
+    access(Location::caller(), |m| m.shared.store(addr, bytes(value), &m.clocks.view(m.current)));
 }
 
 /// `ld.global.f32`.
@@ -236,11 +221,11 @@ pub unsafe fn st_global_b32x4(ptr: *mut u8, value: [u32; 4]) {
 }
 
 fn load_global<const N: usize>(addr: u64, action: Action, at: &'static Location<'static>) -> [u8; N] {
-    access(at, |m| m.global_of(m.current).load(action, addr, &m.clocks.view(m.current)))
+    access(at, |m| m.global.borrow_mut().load(action, addr, &m.clocks.view(m.current)))
 }
 
 fn store_global<const N: usize>(addr: u64, data: [u8; N], at: &'static Location<'static>) {
-    access(at, |m| m.global_of(m.current).store(addr, data, &m.clocks.view(m.current)));
+    access(at, |m| m.global.borrow_mut().store(addr, data, &m.clocks.view(m.current)));
 }
 
 /// `cp.async.cg.shared.global`, 16 bytes with zero fill. The bytes arrive when their group is waited for, and not before.
@@ -251,32 +236,26 @@ fn store_global<const N: usize>(addr: u64, data: [u8; N], at: &'static Location<
 pub unsafe fn cp_async_cg_16(dst: u32, src: *const u8, src_bytes: u32) {
     assert!(src_bytes == 0 || src_bytes == 16, "cp_async_cg_16 copies 0 or 16 bytes, not {src_bytes}");
     access(Location::caller(), |m| {
-        let (rank, view) = (m.rank(m.current), m.clocks.view(m.current));
-        m.shared[rank].check_copy(dst)?;
+        let view = m.clocks.view(m.current);
+        m.shared.check_copy(dst)?;
         let data = match src_bytes {
             0 => [0; 16],
-            _ => m.global_of(m.current).load(Action::AsyncCopy, src as u64, &view)?,
+            _ => m.global.borrow_mut().load(Action::AsyncCopy, src as u64, &view)?,
         };
-        m.shared[rank].copy(dst, data, &view)
+        m.shared.copy(dst, data, &view)
     });
 }
 
 /// `cp.async.commit_group`.
 #[inline(always)]
 pub fn cp_async_commit_group() {
-    with(|m| {
-        let rank = m.rank(m.current);
-        m.shared[rank].commit_group(m.current);
-    });
+    with(|m| m.shared.commit_group(m.current));
 }
 
 /// `cp.async.wait_group N`: waits until at most the `N` most recent groups pend.
 #[inline(always)]
 pub fn cp_async_wait_group<const N: usize>() {
-    with(|m| {
-        let rank = m.rank(m.current);
-        m.shared[rank].wait_group(N, &m.clocks.view(m.current));
-    });
+    with(|m| m.shared.wait_group(N, &m.clocks.view(m.current)));
 }
 
 /// `ldmatrix.sync.aligned.m8n8.x4.shared.b16`.

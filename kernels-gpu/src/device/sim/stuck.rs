@@ -42,7 +42,7 @@ impl Machine {
         }
         let blocked = |thread: usize| match standing(thread) {
             Standing::Blocked { barrier, at } => {
-                let barrier = self.barriers[self.rank(thread)].all.iter().find(|other| other.offset() == barrier);
+                let barrier = self.barriers.all.iter().find(|other| other.offset() == barrier);
                 Some((thread, barrier.expect("it was found before"), at))
             }
             _ => None,
@@ -55,21 +55,14 @@ impl Machine {
                 barrier: barrier.offset(),
                 phase: barrier.phase,
                 pending: barrier.pending,
-                missing_bytes: barrier.missing_bytes.max(0) as u32,
+                missing_bytes: barrier.missing_bytes,
                 everybody: self.everybody(),
             };
             return self.fault(thread, kind, Some(at));
         }
-        let is_at_barrier = |&thread: &usize| {
-            matches!(standing(thread), Standing::Waits(Meeting::Syncthreads | Meeting::ClusterSync, _))
-        };
+        let is_at_barrier = |&thread: &usize| matches!(standing(thread), Standing::Waits(Meeting::Syncthreads, _));
         let waiting = all.clone().find(is_at_barrier).expect("who neither waits nor exited can run");
-        let mates = match standing(waiting) {
-            Standing::Waits(Meeting::Syncthreads, _) => self.threads_of(self.rank(waiting)),
-            _ => all,
-        };
-        let missing = mates.into_iter().find(|&mate| standing(mate) != standing(waiting));
-        let missing = missing.expect("the barrier is not complete");
+        let missing = all.clone().find(|thread| !is_at_barrier(thread)).expect("the barrier is not complete");
         self.divergence(waiting, missing)
     }
 

@@ -282,10 +282,9 @@ impl Machine {
         let seen = View { seen_by_all: clocks.group_floor(), ..clocks.view(first * LANES) };
         let columns = product.columns;
         let mut bits = vec![0u16; DEPTH * columns as usize];
-        let rank = self.rank(first * LANES);
         let mut read = |n: u32, k: u32| {
             let addr = descriptor.unit(product.transposed, n, k);
-            let unit = self.shared[rank].load_async(Action::Product, addr, &seen, &until)?;
+            let unit = self.shared.load_async(Action::Product, addr, &seen, &until)?;
             let (pairs, _) = unit.as_chunks::<2>();
             Ok::<[u16; 8], Box<FaultKind>>(core::array::from_fn(|i| u16::from_le_bytes(pairs[i])))
         };
