@@ -368,6 +368,9 @@ impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<
             unsafe {
                 yz.wait_full();
                 enqueue_scores::<T, D>(&mut p, &x, yz.address);
+                // X is in registers, where the products take it from: one lane speaks for what all have read.
+                syncwarp();
+                mbarrier_arrive_if(x_slot.empty, elected && !self.stores_checkpoints);
             }
             // O = X S
             // SAFETY: as above.
@@ -412,7 +415,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<
                 }
                 // One lane speaks for what all have read.
                 syncwarp();
-                mbarrier_arrive_if(x_slot.empty, elected);
+                mbarrier_arrive_if(x_slot.empty, elected && self.stores_checkpoints);
                 mbarrier_arrive_if(s_slot.empty, elected);
             }
 
