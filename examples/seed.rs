@@ -98,7 +98,7 @@ impl Runner {
         match self {
             Runner::Cpu(_) => cpu::measure(shape, dtype, cpu::Effort::SHORT, true),
             #[cfg(feature = "cuda")]
-            Runner::Cuda(gpu) => gpu.measure(shape, dtype, true),
+            Runner::Cuda(gpu) => gpu.measure(shape, &shape.problem(dtype), true),
         }
     }
 }
