@@ -286,46 +286,42 @@ fn accurate_on_an_h200() {
         &shapes,
         Device::H200,
         expect![[r#"
-        6×8×2048×128×64 bf16, accurate, on 132 multiprocessors of compute capability 9.0
-        forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 44 µs against 44 µs uncut, workspace 0 bytes
-            chunk_output_sm90_bf16_d128_accurate 96×1×1
-        backward: Sm90, 1 segment(s) of 2048 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 129 µs against 129 µs uncut, workspace 0 bytes
-            chunk_output_sm90_bf16_d64_accurate 96×1×1
-            chunk_output_sm90_bf16_d64_accurate 96×1×1
-            chunk_output_sm90_bf16_d128_accurate 96×1×1
+            6×8×2048×128×64 bf16, accurate, on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 35 µs against 35 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128_accurate 96×1×1
+            backward: Sm90, 1 segment(s) of 2048 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 105 µs against 105 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d64_accurate 96×1×1
+                chunk_output_sm90_bf16_d64_accurate 96×1×1
+                chunk_output_sm90_bf16_d128_accurate 96×1×1
 
-        6×8×8192×128×64 bf16, accurate, on 132 multiprocessors of compute capability 9.0
-        forward: Sm90, 8 segment(s) of 1024 rows, [1] sharing slabs of [64], predicted 156 µs against 161 µs uncut, workspace 12582912 bytes
-            chunk_state_sm80_bf16_d128_accurate 336×1×1
-            state_scan_sm80_f32_d0 768×1×1
-            chunk_output_sm90_bf16_d128_accurate 384×1×1
-        backward: Sm90, 4 segment(s) of 2048 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 474 µs against 475 µs uncut, workspace 12582912 bytes
-            chunk_state_sm80_bf16_d128_accurate 144×2×1
-            state_scan_sm80_f32_d0 768×2×1
-            chunk_output_sm90_bf16_d64_accurate 384×1×1
-            chunk_output_sm90_bf16_d64_accurate 384×1×1
-            chunk_output_sm90_bf16_d128_accurate 192×1×1
+            6×8×8192×128×64 bf16, accurate, on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing slabs of [64], predicted 128 µs against 128 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128_accurate 96×1×1
+            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 382 µs against 382 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d64_accurate 96×1×1
+                chunk_output_sm90_bf16_d64_accurate 96×1×1
+                chunk_output_sm90_bf16_d128_accurate 96×1×1
 
-        4×32×8192×128×128 bf16, accurate, on 132 multiprocessors of compute capability 9.0
-        forward: Sm90, 1 segment(s) of 8192 rows, [1] sharing slabs of [64], predicted 406 µs against 406 µs uncut, workspace 0 bytes
-            chunk_output_sm90_bf16_d128_accurate 256×1×1
-        backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 1219 µs against 1219 µs uncut, workspace 0 bytes
-            chunk_output_sm90_bf16_d128_accurate 256×1×1
-            chunk_output_sm90_bf16_d128_accurate 256×1×1
-            chunk_output_sm90_bf16_d128_accurate 256×1×1
+            4×32×8192×128×128 bf16, accurate, on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 1 segment(s) of 8192 rows, [1] sharing slabs of [64], predicted 321 µs against 321 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128_accurate 256×1×1
+            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 964 µs against 964 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128_accurate 256×1×1
+                chunk_output_sm90_bf16_d128_accurate 256×1×1
+                chunk_output_sm90_bf16_d128_accurate 256×1×1
 
-        1×8×65536×128×128 bf16, accurate, on 132 multiprocessors of compute capability 9.0
-        forward: Sm90, 16 segment(s) of 4096 rows, [1] sharing slabs of [64], predicted 352 µs against 1088 µs uncut, workspace 8388608 bytes
-            chunk_state_sm80_bf16_d128_accurate 240×1×1
-            state_scan_sm80_f32_d0 256×1×1
-            chunk_output_sm90_bf16_d128_accurate 256×1×1
-        backward: Sm90, 8 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 888 µs against 3265 µs uncut, workspace 8388608 bytes
-            chunk_state_sm80_bf16_d128_accurate 112×2×1
-            state_scan_sm80_f32_d0 256×2×1
-            chunk_output_sm90_bf16_d128_accurate 128×1×1
-            chunk_output_sm90_bf16_d128_accurate 128×1×1
-            chunk_output_sm90_bf16_d128_accurate 128×1×1
-    "#]],
+            1×8×65536×128×128 bf16, accurate, on 132 multiprocessors of compute capability 9.0
+            forward: Sm90, 16 segment(s) of 4096 rows, [1] sharing slabs of [64], predicted 310 µs against 858 µs uncut, workspace 8388608 bytes
+                chunk_state_sm80_bf16_d128_accurate 240×1×1
+                state_scan_sm80_f32_d0 256×1×1
+                chunk_output_sm90_bf16_d128_accurate 256×1×1
+            backward: Sm90, 8 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 761 µs against 2574 µs uncut, workspace 8388608 bytes
+                chunk_state_sm80_bf16_d128_accurate 112×2×1
+                state_scan_sm80_f32_d0 256×2×1
+                chunk_output_sm90_bf16_d128_accurate 128×1×1
+                chunk_output_sm90_bf16_d128_accurate 128×1×1
+                chunk_output_sm90_bf16_d128_accurate 128×1×1
+        "#]],
     );
 }
 
@@ -336,25 +332,25 @@ fn accurate_on_a_consumer_card() {
         &[[6, 8, 2048, 128, 64], [1, 8, 65536, 128, 128]],
         CONSUMER,
         expect![[r#"
-        6×8×2048×128×64 bf16, accurate, on 84 multiprocessors of compute capability 8.6
-        forward: Sm80, 1 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 125 µs against 125 µs uncut, workspace 0 bytes
-            chunk_output_sm80_bf16_d128_accurate 48×1×1
-        backward: Sm80, 3 segment(s) of 704 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 430 µs against 462 µs uncut, workspace 9437184 bytes
-            chunk_state_sm80_bf16_d128_accurate 96×2×1
-            state_scan_sm80_f32_d0 768×2×1
-            chunk_output_sm80_bf16_d64_accurate 288×2×1
-            chunk_output_sm80_bf16_d128_accurate 144×1×1
+            6×8×2048×128×64 bf16, accurate, on 84 multiprocessors of compute capability 8.6
+            forward: Sm80, 1 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 99 µs against 99 µs uncut, workspace 0 bytes
+                chunk_output_sm80_bf16_d128_accurate 48×1×1
+            backward: Sm80, 3 segment(s) of 704 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 361 µs against 373 µs uncut, workspace 9437184 bytes
+                chunk_state_sm80_bf16_d128_accurate 96×2×1
+                state_scan_sm80_f32_d0 768×2×1
+                chunk_output_sm80_bf16_d64_accurate 288×2×1
+                chunk_output_sm80_bf16_d128_accurate 144×1×1
 
-        1×8×65536×128×128 bf16, accurate, on 84 multiprocessors of compute capability 8.6
-        forward: Sm80, 47 segment(s) of 1408 rows, [1] sharing slabs of [64], predicted 1041 µs against 3866 µs uncut, workspace 24641536 bytes
-            chunk_state_sm80_bf16_d128_accurate 736×1×1
-            state_scan_sm80_f32_d0 256×1×1
-            chunk_output_sm80_bf16_d128_accurate 752×1×1
-        backward: Sm80, 32 segment(s) of 2048 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 2834 µs against 3866 µs uncut, workspace 33554432 bytes
-            chunk_state_sm80_bf16_d128_accurate 496×2×1
-            state_scan_sm80_f32_d0 256×2×1
-            chunk_output_sm80_bf16_d128_accurate 512×3×1
-    "#]],
+            1×8×65536×128×128 bf16, accurate, on 84 multiprocessors of compute capability 8.6
+            forward: Sm80, 47 segment(s) of 1408 rows, [1] sharing slabs of [64], predicted 882 µs against 3046 µs uncut, workspace 24641536 bytes
+                chunk_state_sm80_bf16_d128_accurate 736×1×1
+                state_scan_sm80_f32_d0 256×1×1
+                chunk_output_sm80_bf16_d128_accurate 752×1×1
+            backward: Sm80, 32 segment(s) of 2048 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 2347 µs against 3046 µs uncut, workspace 33554432 bytes
+                chunk_state_sm80_bf16_d128_accurate 496×2×1
+                state_scan_sm80_f32_d0 256×2×1
+                chunk_output_sm80_bf16_d128_accurate 512×3×1
+        "#]],
     );
 }
 

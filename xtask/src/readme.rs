@@ -23,14 +23,15 @@ pub fn run(repo: &Repo, check: bool) -> Result<()> {
         path if path.exists() => Row::read(&path),
         _ => Ok(Vec::new()),
     };
-    let newest = || newest(&records).map_or(Ok(Vec::new()), |path| Row::read(&path));
+    let newest = |op: &str| newest(&records, op);
     let example = |name: &str| Ok(code(&fs::read_to_string(repo.root.join(format!("examples/{name}.rs")))?));
     let old = fs::read_to_string(&path).context("README.md")?;
     let mut figure = None;
     let new = fill(&old, |block| match block {
-        "speed" => speed(&newest()?, &read(PEERS)?),
-        "checkpointed" => checkpointed(&newest()?),
-        "cold" => cold(&newest()?, &read(PEERS)?),
+        "speed" => speed(&newest("forward")?, &read(PEERS)?),
+        "checkpointed" => checkpointed(&newest("checkpointed backward")?),
+        "cold" => cold(&newest("cold_forward")?, &read(PEERS)?),
+        "accurate" => accurate(&newest("accurate backward")?),
         "accuracy" => accuracy(&read(VALIDATION)?),
         "growth" => {
             let growth = Growth::of(&Row::read(&records.join(GROWTH))?)?;
@@ -90,11 +91,25 @@ impl Row {
     }
 }
 
-/// The record of the latest date; its name is its date.
-fn newest(records: &Path) -> Option<PathBuf> {
+/// The record of the latest date that measures `op`; its name is its date. No rows where there is none.
+fn newest(records: &Path, op: &str) -> Result<Vec<Row>> {
+    for path in dated(records).into_iter().rev() {
+        let rows = Row::read(&path)?;
+        if rows.iter().any(|row| row.0.get("op").is_some_and(|known| known == op)) {
+            return Ok(rows);
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// The records whose name is their date, in order.
+fn dated(records: &Path) -> Vec<PathBuf> {
     let paths = fs::read_dir(records).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_dated = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit());
-    paths.filter(|path| path.extension().is_some_and(|e| e == "csv") && is_dated(path)).max()
+    let mut paths: Vec<_> =
+        paths.filter(|path| path.extension().is_some_and(|e| e == "csv") && is_dated(path)).collect();
+    paths.sort();
+    paths
 }
 
 /// An example as a block of code, without its own documentation.
@@ -212,6 +227,31 @@ fn checkpointed(rows: &[Row]) -> Result<String> {
     Ok(if text.is_empty() { NO_RECORD.into() } else { text })
 }
 
+/// One line per shape that was measured with accurate kernels, beside the fast ones.
+fn accurate(rows: &[Row]) -> Result<String> {
+    let mut text = String::new();
+    for row in rows.iter().filter(|row| row.0.get("op").is_some_and(|op| op == "accurate backward")) {
+        let ms = |op: &str| -> Result<f64> {
+            let found = last(rows, op, row)?.with_context(|| format!("no `{op}` beside an accurate pass"))?;
+            found.number("ms")
+        };
+        if text.is_empty() {
+            let (dtype, backend) = (row.get("dtype")?, row.get("backend")?);
+            writeln!(
+                text,
+                "| {dtype} on {backend}, B×H×N×D×E | forward ms | × fast | backward ms | × fast |\n|---|---:|---:|---:|---:|"
+            )?;
+        }
+        write!(text, "| {} |", shape(row)?)?;
+        for pass in ["forward", "backward"] {
+            let (accurate, fast) = (ms(&format!("accurate {pass}"))?, ms(pass)?);
+            write!(text, " {accurate:.3} | {:.2} |", accurate / fast)?;
+        }
+        writeln!(text)?;
+    }
+    Ok(if text.is_empty() { NO_RECORD.into() } else { text })
+}
+
 /// The value of a key, in the order in which keys came.
 fn entry<K: PartialEq, V>(entries: &mut Vec<(K, V)>, key: K, new: V) -> &mut V {
     let index = entries.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
@@ -247,6 +287,9 @@ fn cold(rows: &[Row], peers: &[Row]) -> Result<String> {
         peers.iter().filter(|row| row.0.get("peer").is_some_and(|p| p == OFFICIAL)).cloned().collect();
     line(OFFICIAL, &official)?;
     line("this crate", rows)?;
+    if let Some(row) = rows.first() {
+        writeln!(text, "\nThis crate: {}.", source(row)?)?;
+    }
     Ok(if text.is_empty() { NO_RECORD.into() } else { text })
 }
 
@@ -327,13 +370,28 @@ mod tests {
     }
 
     #[test]
+    fn accurate_passes_stand_beside_fast_ones() {
+        let row = |op: &str, ms: &str| format!("cuda,{op},bf16,6,8,2048,128,64,{ms}\n");
+        let passes = [("forward", "0.1"), ("backward", "0.2"), ("accurate forward", "0.15")];
+        let rows: String = passes.iter().map(|(op, ms)| row(op, ms)).collect();
+        let last = row("accurate backward", "0.6");
+        let parse = |rows: &str| Row::parse(&format!("backend,op,dtype,b,h,n,d,e,ms\n{rows}")).unwrap();
+        let table = accurate(&parse(&(rows.clone() + &last))).unwrap();
+        assert!(table.ends_with("| 6×8×2048×128×64 | 0.150 | 1.50 | 0.600 | 3.00 |\n"), "{table}");
+        assert!(accurate(&parse(&last)).is_err());
+        assert_eq!(accurate(&parse(&rows)).unwrap(), NO_RECORD);
+    }
+
+    #[test]
     fn cold_calls_stand_beside_warm_ones() {
-        let row = |op, ms| format!("{op},bf16,1,1,64,64,64,{ms}\n");
+        let row = |op, ms| format!("d,g,1,c,{op},bf16,1,1,64,64,64,{ms}\n");
         let [cold_forward, cold_backward] = [row("cold_forward", "2360"), row("cold_backward", "0.1363")];
         let [forward, backward] = [row("forward", "0.0523"), row("backward", "0.1225")];
-        let rows = format!("op,dtype,b,h,n,d,e,ms\n{forward}{backward}{cold_forward}{cold_backward}");
+        let rows =
+            format!("date,gpu,driver,commit,op,dtype,b,h,n,d,e,ms\n{forward}{backward}{cold_forward}{cold_backward}");
         let table = cold(&Row::parse(&rows).unwrap(), &[]).unwrap();
-        assert!(table.ends_with("| this crate | 2360 | 0.136 | 0.052 | 0.122 |\n"), "{table}");
+        let end = "| this crate | 2360 | 0.136 | 0.052 | 0.122 |\n\nThis crate: d, g, driver 1, commit c.\n";
+        assert!(table.ends_with(end), "{table}");
         assert_eq!(cold(&[], &[]).unwrap(), NO_RECORD);
     }
 
@@ -395,6 +453,6 @@ mod tests {
                 }
             }
         }
-        assert!(newest(&records).is_some(), "no record of speed in {}", records.display());
+        assert!(!dated(&records).is_empty(), "no record of speed in {}", records.display());
     }
 }
