@@ -75,7 +75,7 @@ pub const SEED: [Shape; 4] = [
 ];
 
 /// All shapes that records hold: the seed's, the official README's, small batch, serving.
-pub const SUITE: [Shape; 14] = [
+pub const SUITE: [Shape; 15] = [
     SEED[0],
     SEED[1],
     SEED[2],
@@ -89,6 +89,7 @@ pub const SUITE: [Shape; 14] = [
     Shape::new(4, 32, 32768, 128, 128),
     Shape::new(1, 8, 65536, 128, 128),
     Shape::new(1, 16, 8192, 128, 128),
+    Shape::new(1, 16, 65536, 128, 128),
     Shape::new(1, 64, 16384, 128, 128),
 ];
 
