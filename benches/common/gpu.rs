@@ -141,10 +141,8 @@ impl Gpu {
 
     /// Median milliseconds of a pass over the rotated `sets`, of `repetitions` replays.
     pub fn pass_ms_of(&self, attention: &mut Attention, sets: &[Set], pass: Pass, repetitions: usize) -> Result<f64> {
-        let (graph, calls) = self.pass_graph(attention, sets, pass, CALLS)?;
-        self.replay_ms(&graph, 3)?;
-        let times: Result<Vec<f64>> = (0..repetitions).map(|_| Ok(self.replay_ms(&graph, 1)? / calls as f64)).collect();
-        Ok(median(times?))
+        let graph = self.pass_graph(attention, sets, pass, CALLS)?;
+        Ok(self.times(&[&graph], repetitions, Duration::ZERO)?[0])
     }
 
     /// Median host microseconds of enqueueing a pass.
@@ -184,12 +182,13 @@ impl Gpu {
             for (Ready { shape, sets, attention, first_ms, .. }, timings) in ready.iter_mut().zip(&mut timings) {
                 let Some(&first_ms) = first_ms.get(index) else { continue };
                 let enqueue_us = self.enqueue_us(attention, &sets[0], pass)?;
-                let (graph, calls) = self.pass_graph(attention, sets, pass, calls * most_rows / rows(shape))?;
-                timed.push(Timed { timings, first_ms, note: note(attention.plan(), pass, enqueue_us), graph, calls });
+                let graph = self.pass_graph(attention, sets, pass, calls * most_rows / rows(shape))?;
+                timed.push(Timed { timings, first_ms, note: note(attention.plan(), pass, enqueue_us), graph });
             }
+            let graphs: Vec<_> = timed.iter().map(|timed| &timed.graph).collect();
             std::thread::sleep(REST);
-            let warm_ms = self.times(&timed, Duration::ZERO)?;
-            let sustained_ms = self.times(&timed, SUSTAINED)?;
+            let warm_ms = self.times(&graphs, REPETITIONS, Duration::ZERO)?;
+            let sustained_ms = self.times(&graphs, REPETITIONS, SUSTAINED)?;
             for ((timed, warm_ms), sustained_ms) in timed.into_iter().zip(warm_ms).zip(sustained_ms) {
                 let Timed { timings, first_ms, note, .. } = timed;
                 let note = format!("{note}; sustained {sustained_ms:.4} ms");
@@ -200,19 +199,18 @@ impl Gpu {
         Ok(ready.into_iter().zip(timings).map(measurement).collect())
     }
 
-    /// Median milliseconds of a call of each graph, of the last of the repetitions that take so long together, and some more.
-    fn times(&self, timed: &[Timed<'_>], duration: Duration) -> Result<Vec<f64>> {
-        let mut times = vec![Vec::new(); timed.len()];
-        let warm_up = 3;
-        let start = Instant::now();
-        let mut repetitions = 0;
-        while repetitions < warm_up + REPETITIONS || start.elapsed() < duration {
-            for (Timed { graph, calls, .. }, times) in timed.iter().zip(&mut times) {
+    /// Median milliseconds of a call of each graph, by its last `repetitions` replays. The graphs take turns, at least that often and three
+    /// times before, and for at least that `duration`.
+    fn times(&self, graphs: &[&(Graph, usize)], repetitions: usize, duration: Duration) -> Result<Vec<f64>> {
+        let mut times = vec![Vec::new(); graphs.len()];
+        let (start, mut turns) = (Instant::now(), 0);
+        while turns < repetitions + 3 || start.elapsed() < duration {
+            for ((graph, calls), times) in graphs.iter().zip(&mut times) {
                 times.push(self.replay_ms(graph, 1)? / *calls as f64);
             }
-            repetitions += 1;
+            turns += 1;
         }
-        Ok(times.into_iter().map(|times| median(times[times.len() - REPETITIONS..].to_vec())).collect())
+        Ok(times.into_iter().map(|times| median(times[turns - repetitions..].to_vec())).collect())
     }
 
     /// Makes the tensors of a shape and the first calls of its passes.
@@ -262,8 +260,8 @@ struct Timed<'a> {
     timings: &'a mut Vec<Timing>,
     first_ms: f64,
     note: String,
-    graph: Graph,
-    calls: usize,
+    /// With the number of its calls.
+    graph: (Graph, usize),
 }
 
 /// A shape that only timing is left to do for.

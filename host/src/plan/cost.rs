@@ -46,7 +46,8 @@ impl ChunkTime {
     }
 }
 
-/// Fitted to what was measured on an H200.
+/// Fitted to what was measured on an H200, but for accurate `ChunkState`, where 2 is the ratio of the products, and the accurate portable
+/// kernels, which take the factors of Hopper's.
 fn chunk_time(variant: &Variant) -> ChunkTime {
     use ChunkTime::{Crowded, Shared};
     let factor = match (variant.accurate, variant.op, variant.key_tile) {

@@ -368,7 +368,8 @@ impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<
             unsafe {
                 yz.wait_full();
                 enqueue_scores::<T, D>(&mut p, &x, yz.address);
-                // X is in registers, where the products take it from: one lane speaks for what all have read.
+                // X is in registers, where the products take it from: one lane speaks for what all have read. Where checkpoints leave,
+                // freeing it later is faster (`docs/kernels.md`).
                 syncwarp();
                 mbarrier_arrive_if(x_slot.empty, elected && !self.stores_checkpoints);
             }
