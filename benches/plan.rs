@@ -45,6 +45,8 @@ mod grid {
         bench: bool,
     }
 
+    /// What is expected to take so many times as long as the planner's choice is not measured.
+    const MOST_PREDICTED: f64 = 1.8;
     /// Replays of a graph of at least eight calls.
     const REPETITIONS: usize = 9;
 
@@ -146,7 +148,9 @@ mod grid {
                     let schedule = *schedule(plan, pass);
                     let is_checkpointed = Pass::CHECKPOINTED.contains(&pass);
                     let is_new = timed.iter().all(|(_, other)| *other != schedule);
-                    if !is_new || (is_checkpointed && plan.checkpoints().is_none()) {
+                    let is_near =
+                        schedule.predicted_us <= MOST_PREDICTED * self::schedule(&plans[0], pass).predicted_us;
+                    if !is_new || !is_near || (is_checkpointed && plan.checkpoints().is_none()) {
                         continue;
                     }
                     let mut attention = gpu.engine.prepare_plan(plan.clone())?;

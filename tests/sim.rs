@@ -220,6 +220,7 @@ fn the_cases_reach_every_variant() {
         };
         reached.extend(paired(sweep_cases(130)).into_iter().flat_map(checkpointed).flat_map(|plan| plan.variants()));
         reached.extend(wide_cases(129).iter().flat_map(|case| plan(case).with_sharers(1, 128).variants()));
+        reached.extend(wide_cases(273).iter().flat_map(|case| plan(case).with_segments(2, 2).variants()));
     }
     for variant in VARIANTS {
         assert!(reached.contains(&variant), "no case runs {}", variant.entry);
@@ -228,7 +229,7 @@ fn the_cases_reach_every_variant() {
 
 /// Sequences of four chunks and a bit, the six slopes as heads.
 fn long_cases() -> Vec<Case> {
-    [(DType::Bf16, 128, 64), (DType::Bf16, 64, 64), (DType::F16, 64, 128), (DType::F16, 128, 64)]
+    [(DType::Bf16, 128, 64), (DType::Bf16, 64, 64), (DType::F16, 64, 56), (DType::F16, 64, 128), (DType::F16, 128, 64)]
         .map(|(dtype, d, e)| Case::new("segments", dtype, [1, 6, 273, d, e]).slopes(Slopes::Custom(SLOPES.to_vec())))
         .into()
 }
@@ -238,6 +239,31 @@ fn any_number_of_segments() {
     for segments in [1, 2, 3, 5] {
         for device in [AMPERE, HOPPER] {
             run_cases(&long_cases(), &Simulator { segments: Some(segments), ..Simulator::of(device) });
+        }
+    }
+}
+
+/// Segments whose states are made by parts, with slopes of which a part reads all, some or the last of its chunks.
+#[test]
+fn states_by_parts() {
+    let slopes = vec![0.0, 0.0039, 0.3, 7.75];
+    let of = |dtype, n, d, e| Case::new("parts", dtype, [1, 4, n, d, e]).slopes(Slopes::Custom(slopes.clone()));
+    for (n, segments, parts) in [(256, 2, 2), (500, 2, 4), (700, 3, 4), (512, 2, 4)] {
+        for device in [AMPERE, HOPPER].map(|device| Device { multiprocessors: 16, ..device }) {
+            let mut cases = vec![of(DType::Bf16, n, 128, 64), of(DType::F16, n, 64, 56)];
+            if device.compute_capability == (9, 0) {
+                cases.push(of(DType::Bf16, n, 64, 128));
+            }
+            let simulator = Simulator { segments: Some(segments), ..Simulator::of(device) };
+            for case in &cases {
+                let forward = *simulator.prepare(&case.problem()).unwrap().0.forward();
+                assert_eq!((forward.segments, forward.parts), (segments, parts), "{case}");
+            }
+            run_cases(&cases, &simulator);
+            if device.compute_capability == (9, 0) && n % 128 == 0 {
+                run_cases(&cases, &Simulator { sweep: true, ..simulator });
+                run_cases(&cases, &Simulator { checkpoints: true, ..simulator });
+            }
         }
     }
 }

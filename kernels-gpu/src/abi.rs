@@ -36,9 +36,9 @@ pub struct Application {
     pub z: Rows,
     /// Result, `[N, value_dim]`.
     pub o: Rows,
-    /// f32 states `[batch·heads, segments, padded dim, padded dim]`, or 0 where there is one segment.
+    /// f32 states `[batch·heads, parts · (segments - 1) + 1, padded dim, padded dim]`, or 0 where there is one segment.
     ///
-    /// The state kernel writes each segment's own contribution; the scan kernel turns them into the
+    /// The state kernel writes the own contribution of each part of a segment; the scan kernel turns that of its first part into the
     /// state that enters each segment; the output kernel reads that.
     pub states: u64,
     /// f32 elements between state rows (index of `key_dim`).
@@ -72,10 +72,12 @@ pub struct Params {
     pub heads: u32,
     /// Rows of every sequence.
     pub seq_len: u32,
-    /// Segments a sequence is cut into.
+    /// Segments a sequence is cut into; for the state and scan kernels, parts of all but the last, and one more.
     pub segments: u32,
-    /// Rows of every segment but the last; a multiple of the chunk.
+    /// Rows of every segment but the last, or of every part; a multiple of the chunk.
     pub segment_len: u32,
+    /// Parts of a segment, a power of two; 1 for the state kernel, to which parts are segments.
+    pub parts: u32,
     /// Value-dim slabs, one per block, of the kernel's value tile.
     pub slabs: u32,
     /// Blocks that share a slab of a segment: each carries the state along, and outputs every so manieth chunk.
@@ -120,5 +122,5 @@ pub const BOX_COLS: u32 = 64;
 
 const _: () = assert!(size_of::<Rows>() == 32);
 const _: () = assert!(size_of::<Application>() == 152);
-const _: () = assert!(size_of::<Params>() == 3 * 152 + 48);
+const _: () = assert!(size_of::<Params>() == 3 * 152 + 56);
 const _: () = assert!(core::mem::offset_of!(Params, slopes) == 456);

@@ -79,6 +79,14 @@ macro_rules! for_each_variant {
             chunk_state_sm80_bf16_d128:  ChunkState,  Sm80, Bf16, 128, 64, 3, 128, 3;
             chunk_state_sm80_f16_d64:    ChunkState,  Sm80, F16,  64, 64,  3, 128, 4;
             chunk_state_sm80_f16_d128:   ChunkState,  Sm80, F16,  128, 64, 3, 128, 3;
+            chunk_state_sm90_bf16_d64_e64: ChunkState, Sm90, Bf16, 64, 64, 8, 256, 1;
+            chunk_state_sm90_bf16_d128_e64: ChunkState, Sm90, Bf16, 128, 64, 8, 256, 1;
+            chunk_state_sm90_bf16_d64_e128: ChunkState, Sm90, Bf16, 64, 128, 8, 384, 1;
+            chunk_state_sm90_bf16_d128_e128: ChunkState, Sm90, Bf16, 128, 128, 6, 384, 1;
+            chunk_state_sm90_f16_d64_e64: ChunkState, Sm90, F16, 64, 64, 8, 256, 1;
+            chunk_state_sm90_f16_d128_e64: ChunkState, Sm90, F16, 128, 64, 8, 256, 1;
+            chunk_state_sm90_f16_d64_e128: ChunkState, Sm90, F16, 64, 128, 8, 384, 1;
+            chunk_state_sm90_f16_d128_e128: ChunkState, Sm90, F16, 128, 128, 6, 384, 1;
             chunk_output_sm80_bf16_d64:  ChunkOutput, Sm80, Bf16, 64, 64,  2, 128, 3;
             chunk_output_sm80_bf16_d128: ChunkOutput, Sm80, Bf16, 128, 64, 2, 128, 2;
             chunk_output_sm80_f16_d64:   ChunkOutput, Sm80, F16,  64, 64,  2, 128, 3;
@@ -160,7 +168,8 @@ for_each_variant!(rows);
 const fn shared_bytes(op: Op, arch: Arch, key_tile: u32, value_tile: u32, stages: u32, accurate: bool) -> u32 {
     let (x, z, s) = (CHUNK * key_tile * 2, CHUNK * value_tile * 2, key_tile * value_tile * 2);
     match (op, arch) {
-        (Op::ChunkState, _) => stages * (x + z),
+        (Op::ChunkState, Arch::Sm80) => stages * (x + z),
+        (Op::ChunkState, Arch::Sm90) => stages * (x + z) + BARRIER_BYTES,
         (Op::StateScan, _) => 0,
         (Op::Gradients | Op::PairedGradients, _) => {
             let (widest, outputs) = (if x > z { x } else { z }, 3 - value_tile / 64);

@@ -77,44 +77,44 @@ fn seed_shapes_on_an_h200() {
         Device::H200,
         expect![[r#"
             6×8×2048×128×64 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 27 µs against 27 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 24 µs against 24 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
             backward: Sm90, 1 segment(s) of 2048 rows, 2 sharing one sweep, predicted 59 µs against 59 µs uncut, workspace 0 bytes
                 gradients_sm90_bf16_d128_e64 96×1×1
-            checkpointed forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 31 µs against 31 µs uncut, workspace 0 bytes
+            checkpointed forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 27 µs against 27 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
-            checkpointed backward: Sm90, 1 segment(s) of 2048 rows, 2 sharing one sweep by pairs of chunks, predicted 49 µs against 49 µs uncut, workspace 0 bytes
+            checkpointed backward: Sm90, 1 segment(s) of 2048 rows, 2 sharing one sweep by pairs of chunks, predicted 48 µs against 48 µs uncut, workspace 0 bytes
                 paired_gradients_sm90_bf16_d128_e64 96×1×1
             checkpoints: every 128 rows, 12582912 bytes
 
             6×8×4096×128×64 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 4096 rows, [2] sharing slabs of [64], predicted 50 µs against 50 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 4096 rows, [2] sharing slabs of [64], predicted 43 µs against 43 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
             backward: Sm90, 1 segment(s) of 4096 rows, 2 sharing one sweep, predicted 113 µs against 113 µs uncut, workspace 0 bytes
                 gradients_sm90_bf16_d128_e64 96×1×1
-            checkpointed forward: Sm90, 1 segment(s) of 4096 rows, [2] sharing slabs of [64], predicted 57 µs against 57 µs uncut, workspace 0 bytes
+            checkpointed forward: Sm90, 1 segment(s) of 4096 rows, [2] sharing slabs of [64], predicted 50 µs against 50 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
-            checkpointed backward: Sm90, 1 segment(s) of 4096 rows, 2 sharing one sweep by pairs of chunks, predicted 94 µs against 94 µs uncut, workspace 0 bytes
+            checkpointed backward: Sm90, 1 segment(s) of 4096 rows, 2 sharing one sweep by pairs of chunks, predicted 91 µs against 91 µs uncut, workspace 0 bytes
                 paired_gradients_sm90_bf16_d128_e64 96×1×1
             checkpoints: every 128 rows, 25165824 bytes
 
             6×8×8192×128×64 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing slabs of [64], predicted 96 µs against 96 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing slabs of [64], predicted 82 µs against 82 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
             backward: Sm90, 1 segment(s) of 8192 rows, 2 sharing one sweep, predicted 222 µs against 222 µs uncut, workspace 0 bytes
                 gradients_sm90_bf16_d128_e64 96×1×1
-            checkpointed forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing slabs of [64], predicted 109 µs against 109 µs uncut, workspace 0 bytes
+            checkpointed forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing slabs of [64], predicted 95 µs against 95 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 96×1×1
-            checkpointed backward: Sm90, 1 segment(s) of 8192 rows, 2 sharing one sweep by pairs of chunks, predicted 184 µs against 184 µs uncut, workspace 0 bytes
+            checkpointed backward: Sm90, 1 segment(s) of 8192 rows, 2 sharing one sweep by pairs of chunks, predicted 177 µs against 177 µs uncut, workspace 0 bytes
                 paired_gradients_sm90_bf16_d128_e64 96×1×1
             checkpoints: every 128 rows, 50331648 bytes
 
             6×16×2048×64×64 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 31 µs against 31 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 30 µs against 30 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d64 96×1×1
-            backward: Sm90, 1 segment(s) of 2048 rows, 1 sharing one sweep, predicted 71 µs against 71 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 2048 rows, 1 sharing one sweep, predicted 69 µs against 69 µs uncut, workspace 0 bytes
                 gradients_sm90_bf16_d64_e64 96×1×1
-            checkpointed forward: Sm90, 1 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 34 µs against 34 µs uncut, workspace 0 bytes
+            checkpointed forward: Sm90, 1 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 33 µs against 33 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d64 96×1×1
             checkpointed backward: Sm90, 1 segment(s) of 2048 rows, 1 sharing one sweep by pairs of chunks, predicted 65 µs against 65 µs uncut, workspace 0 bytes
                 paired_gradients_sm90_bf16_d64_e64 96×1×1
@@ -133,22 +133,22 @@ fn many_heads_on_an_h200() {
             4×32×512×128×128 bf16 on 132 multiprocessors of compute capability 9.0
             forward: Sm90, 1 segment(s) of 512 rows, [1] sharing slabs of [128], predicted 22 µs against 22 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128_e128 128×1×1
-            backward: Sm90, 1 segment(s) of 512 rows, 1 sharing one sweep, predicted 49 µs against 49 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 512 rows, 1 sharing one sweep, predicted 47 µs against 47 µs uncut, workspace 0 bytes
                 gradients_sm90_bf16_d128_e128 128×1×1
 
             4×32×8192×128×128 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 8192 rows, [1] sharing slabs of [128], predicted 287 µs against 287 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 8192 rows, [1] sharing slabs of [128], predicted 280 µs against 280 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128_e128 128×1×1
-            backward: Sm90, 1 segment(s) of 8192 rows, 1 sharing one sweep, predicted 711 µs against 711 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 8192 rows, 1 sharing one sweep, predicted 693 µs against 693 µs uncut, workspace 0 bytes
                 gradients_sm90_bf16_d128_e128 128×1×1
 
             1×64×16384×128×128 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 16384 rows, [1] sharing slabs of [64], predicted 287 µs against 287 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 16384 rows, [1] sharing slabs of [64], predicted 280 µs against 280 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128 128×1×1
-            backward: Sm90, 1 segment(s) of 16384 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 861 µs against 861 µs uncut, workspace 0 bytes
-                chunk_output_sm90_bf16_d128 128×1×1
-                chunk_output_sm90_bf16_d128 128×1×1
-                chunk_output_sm90_bf16_d128 128×1×1
+            backward: Sm90, 2 segment(s) of 8192 rows, states by 2 parts, 1 sharing one sweep, predicted 792 µs against 926 µs uncut, workspace 25165824 bytes
+                chunk_state_sm90_bf16_d128_e128 128×2×1
+                state_scan_sm80_f32_d0 2048×2×1
+                gradients_sm90_bf16_d128_e128 128×1×1
         "#]],
     );
 }
@@ -161,32 +161,32 @@ fn few_heads_on_an_h200() {
         Device::H200,
         expect![[r#"
             1×1×65536×128×128 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 64 segment(s) of 1024 rows, [1] sharing slabs of [64], predicted 42 µs against 637 µs uncut, workspace 4194304 bytes
-                chunk_state_sm80_bf16_d128 126×1×1
+            forward: Sm90, 47 segment(s) of 1408 rows, states by 2 parts, [1] sharing slabs of [64], predicted 38 µs against 486 µs uncut, workspace 6094848 bytes
+                chunk_state_sm90_bf16_d128_e128 92×1×1
                 state_scan_sm80_f32_d0 32×1×1
-                chunk_output_sm90_bf16_d128 128×1×1
-            backward: Sm90, 64 segment(s) of 1024 rows, 2 sharing one sweep, predicted 92 µs against 2641 µs uncut, workspace 8388608 bytes
-                chunk_state_sm80_bf16_d128 126×2×1
+                chunk_output_sm90_bf16_d128 94×1×1
+            backward: Sm90, 128 segment(s) of 512 rows, 1 sharing one sweep, predicted 82 µs against 2216 µs uncut, workspace 16777216 bytes
+                chunk_state_sm90_bf16_d128_e128 127×2×1
                 state_scan_sm80_f32_d0 32×2×1
                 gradients_sm90_bf16_d128_e128 128×1×1
 
             1×8×65536×128×128 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 8 segment(s) of 8192 rows, [1] sharing slabs of [64], predicted 227 µs against 637 µs uncut, workspace 4194304 bytes
-                chunk_state_sm80_bf16_d128 112×1×1
+            forward: Sm90, 8 segment(s) of 8192 rows, states by 4 parts, [1] sharing slabs of [64], predicted 192 µs against 486 µs uncut, workspace 15204352 bytes
+                chunk_state_sm90_bf16_d128_e128 224×1×1
                 state_scan_sm80_f32_d0 256×1×1
                 chunk_output_sm90_bf16_d128 128×1×1
-            backward: Sm90, 16 segment(s) of 4096 rows, 1 sharing one sweep, predicted 529 µs against 2641 µs uncut, workspace 16777216 bytes
-                chunk_state_sm80_bf16_d128 240×2×1
+            backward: Sm90, 16 segment(s) of 4096 rows, 1 sharing one sweep, predicted 440 µs against 2216 µs uncut, workspace 16777216 bytes
+                chunk_state_sm90_bf16_d128_e128 120×2×1
                 state_scan_sm80_f32_d0 256×2×1
                 gradients_sm90_bf16_d128_e128 128×1×1
 
             1×16×8192×128×128 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 4 segment(s) of 2048 rows, [1] sharing slabs of [64], predicted 68 µs against 83 µs uncut, workspace 4194304 bytes
-                chunk_state_sm80_bf16_d128 96×1×1
+            forward: Sm90, 2 segment(s) of 4096 rows, states by 4 parts, [2] sharing slabs of [64], predicted 64 µs against 71 µs uncut, workspace 5242880 bytes
+                chunk_state_sm90_bf16_d128_e128 64×1×1
                 state_scan_sm80_f32_d0 512×1×1
                 chunk_output_sm90_bf16_d128 128×1×1
-            backward: Sm90, 8 segment(s) of 1024 rows, 1 sharing one sweep, predicted 155 µs against 334 µs uncut, workspace 16777216 bytes
-                chunk_state_sm80_bf16_d128 224×2×1
+            backward: Sm90, 8 segment(s) of 1024 rows, 1 sharing one sweep, predicted 132 µs against 281 µs uncut, workspace 16777216 bytes
+                chunk_state_sm90_bf16_d128_e128 112×2×1
                 state_scan_sm80_f32_d0 512×2×1
                 gradients_sm90_bf16_d128_e128 128×1×1
         "#]],
@@ -217,10 +217,8 @@ fn small_and_odd_shapes_on_an_h200() {
                 gradients_sm90_bf16_d128_e64 2×1×1
 
             1×2×1000×128×8 bf16 on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 16 segment(s) of 64 rows, [1] sharing slabs of [64], predicted 13 µs against 14 µs uncut, workspace 1048576 bytes
-                chunk_state_sm80_bf16_d128 30×1×1
-                state_scan_sm80_f32_d0 32×1×1
-                chunk_output_sm90_bf16_d128 32×1×1
+            forward: Sm90, 1 segment(s) of 1024 rows, [4] sharing slabs of [64], predicted 12 µs against 12 µs uncut, workspace 0 bytes
+                chunk_output_sm90_bf16_d128 8×1×1
             backward: Sm80, 16 segment(s) of 64 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 22 µs against 75 µs uncut, workspace 2097152 bytes
                 chunk_state_sm80_bf16_d128 30×2×1
                 state_scan_sm80_f32_d0 32×2×1
@@ -258,7 +256,7 @@ fn a_consumer_card() {
                 chunk_output_sm80_bf16_d128 144×1×1
 
             6×16×2048×64×64 bf16 on 84 multiprocessors of compute capability 8.6
-            forward: Sm80, 4 segment(s) of 512 rows, [1] sharing slabs of [64], predicted 118 µs against 132 µs uncut, workspace 6291456 bytes
+            forward: Sm80, 4 segment(s) of 512 rows, [1] sharing slabs of [64], predicted 114 µs against 132 µs uncut, workspace 6291456 bytes
                 chunk_state_sm80_bf16_d64 288×1×1
                 state_scan_sm80_f32_d0 768×1×1
                 chunk_output_sm80_bf16_d64 384×1×1
@@ -287,35 +285,35 @@ fn accurate_on_an_h200() {
         Device::H200,
         expect![[r#"
             6×8×2048×128×64 bf16, accurate, on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 35 µs against 35 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 2048 rows, [2] sharing slabs of [64], predicted 30 µs against 30 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128_accurate 96×1×1
-            backward: Sm90, 1 segment(s) of 2048 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 105 µs against 105 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 2048 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 100 µs against 100 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d64_accurate 96×1×1
                 chunk_output_sm90_bf16_d64_accurate 96×1×1
                 chunk_output_sm90_bf16_d128_accurate 96×1×1
 
             6×8×8192×128×64 bf16, accurate, on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing slabs of [64], predicted 128 µs against 128 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 8192 rows, [2] sharing slabs of [64], predicted 106 µs against 106 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128_accurate 96×1×1
-            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 382 µs against 382 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 2] sharing slabs of [64, 64, 64], predicted 361 µs against 361 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d64_accurate 96×1×1
                 chunk_output_sm90_bf16_d64_accurate 96×1×1
                 chunk_output_sm90_bf16_d128_accurate 96×1×1
 
             4×32×8192×128×128 bf16, accurate, on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 1 segment(s) of 8192 rows, [1] sharing slabs of [64], predicted 321 µs against 321 µs uncut, workspace 0 bytes
+            forward: Sm90, 1 segment(s) of 8192 rows, [1] sharing slabs of [64], predicted 294 µs against 294 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128_accurate 256×1×1
-            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 964 µs against 964 µs uncut, workspace 0 bytes
+            backward: Sm90, 1 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 881 µs against 881 µs uncut, workspace 0 bytes
                 chunk_output_sm90_bf16_d128_accurate 256×1×1
                 chunk_output_sm90_bf16_d128_accurate 256×1×1
                 chunk_output_sm90_bf16_d128_accurate 256×1×1
 
             1×8×65536×128×128 bf16, accurate, on 132 multiprocessors of compute capability 9.0
-            forward: Sm90, 16 segment(s) of 4096 rows, [1] sharing slabs of [64], predicted 310 µs against 858 µs uncut, workspace 8388608 bytes
-                chunk_state_sm80_bf16_d128_accurate 240×1×1
+            forward: Sm90, 8 segment(s) of 8192 rows, states by 2 parts, [1] sharing slabs of [64], predicted 291 µs against 654 µs uncut, workspace 7864320 bytes
+                chunk_state_sm80_bf16_d128_accurate 224×1×1
                 state_scan_sm80_f32_d0 256×1×1
-                chunk_output_sm90_bf16_d128_accurate 256×1×1
-            backward: Sm90, 8 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 761 µs against 2574 µs uncut, workspace 8388608 bytes
+                chunk_output_sm90_bf16_d128_accurate 128×1×1
+            backward: Sm90, 8 segment(s) of 8192 rows, [1, 1, 1] sharing slabs of [64, 64, 64], predicted 720 µs against 1962 µs uncut, workspace 8388608 bytes
                 chunk_state_sm80_bf16_d128_accurate 112×2×1
                 state_scan_sm80_f32_d0 256×2×1
                 chunk_output_sm90_bf16_d128_accurate 128×1×1

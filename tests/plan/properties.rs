@@ -103,12 +103,15 @@ fn check_pass(
     checkpoints: Option<&Checkpoints>,
 ) {
     segments_cover(problem, schedule);
-    let Schedule { segments, segment_len, sharers, sweep, .. } = *schedule;
+    let Schedule { segments, segment_len, parts, sharers, sweep, .. } = *schedule;
+    assert!([1, 2, 4].contains(&parts) && segment_len.is_multiple_of(parts * CHUNK), "{schedule:?}");
+    assert!(segments > 1 || parts == 1, "{schedule:?}");
+    let states = parts * (segments - 1) + 1;
     let sequences = problem.batch * problem.heads;
     let is_paired = sweep == Some(Sweep::Paired);
     // S forward; S and G backward, G alone where S was stored.
     let num_states = if is_forward || is_paired { 1 } else { 2 };
-    let array_bytes = if segments > 1 { sequences * segments as usize * state_bytes(problem) } else { 0 };
+    let array_bytes = if segments > 1 { sequences * states as usize * state_bytes(problem) } else { 0 };
     assert_eq!(schedule.workspace_bytes, num_states * array_bytes, "{schedule:?}");
     match (is_forward, checkpoints) {
         (true, _) => assert_eq!(sweep, None),
@@ -136,7 +139,12 @@ fn check_pass(
     for Launch { variant, grid, params, .. } in launches {
         let [x, y, z] = *grid;
         assert!((1..1 << 31).contains(&x) && (1..1 << 16).contains(&y) && z == 1, "{grid:?}");
-        assert_eq!((params.segments, params.segment_len), (segments, segment_len));
+        let of_launch = (params.segments, params.segment_len, params.parts);
+        match variant.op {
+            Op::ChunkState => assert_eq!(of_launch, (states, segment_len / parts, 1)),
+            Op::StateScan => assert_eq!(of_launch, (states, segment_len / parts, parts)),
+            _ => assert_eq!(of_launch, (segments, segment_len, parts)),
+        }
         let states_end = AUXILIARY.workspace + (num_states * array_bytes) as u64;
         for application in params.applications.iter().filter(|application| application.states != 0) {
             let states = application.states..application.states + array_bytes as u64;

@@ -6,7 +6,7 @@
 
 use lightning_attention_kernels::variants::{Arch, CHUNK, Op, PAIR, SLAB, Variant};
 
-use super::{Device, Role, Schedule, Sweep, find, gradients, is_accurate, state_len, tile};
+use super::{Device, Role, Schedule, Sweep, chunk_state, find, gradients, is_accurate, state_len, tile};
 use crate::Problem;
 
 /// Launching a kernel after another.
@@ -14,21 +14,25 @@ const LAUNCH_US: f64 = 1.9;
 /// First loads and last stores of a wave.
 const RAMP_US: f64 = 2.5;
 /// Device memory, as the kernels use it.
-const MEMORY_BYTES_PER_US: f64 = 3.8e6;
+const MEMORY_BYTES_PER_US: f64 = 3.9e6;
 /// L2 to the multiprocessors: what blocks that share read again.
 const L2_BYTES_PER_US: f64 = 7.0e6;
 /// The same for sweeps.
-const SWEEP_L2_BYTES_PER_US: f64 = 5.3e6;
+const SWEEP_L2_BYTES_PER_US: f64 = 6.5e6;
+/// Share of all rows that the state kernel reads, with the slopes of the models that there are: of heads that decay fast the last ones.
+const REMEMBERED: f64 = 0.5;
 /// The states, read and written by the scan.
 const SCAN_BYTES_PER_US: f64 = 1.9e6;
+/// Blocks of the state kernel for each multiprocessor, up to which segments are divided into parts for it.
+const MOST_STATE_BLOCKS: u32 = 2;
 /// Sharing a segment beyond this costs more L2 traffic than it brings.
 const MOST_SHARERS: u32 = 4;
 
-/// Time of a block per chunk.
+/// Time of a block per chunk of the segment, where neither device memory nor L2 limits it.
 #[derive(Clone, Copy)]
 enum ChunkTime {
-    /// Carrying the state, and the output, which `sharers` blocks divide among them.
-    Shared { state_us: f64, output_us: f64 },
+    /// Where 1, 2, 3 or 4 blocks share a segment.
+    Shared([f64; MOST_SHARERS as usize]),
     /// Alone on a multiprocessor, and what each neighbour there adds.
     Crowded { alone_us: f64, neighbour_us: f64 },
 }
@@ -36,9 +40,7 @@ enum ChunkTime {
 impl ChunkTime {
     fn times(self, factor: f64) -> Self {
         match self {
-            ChunkTime::Shared { state_us, output_us } => {
-                ChunkTime::Shared { state_us: factor * state_us, output_us: factor * output_us }
-            }
+            ChunkTime::Shared(us) => ChunkTime::Shared(us.map(|us| factor * us)),
             ChunkTime::Crowded { alone_us, neighbour_us } => {
                 ChunkTime::Crowded { alone_us: factor * alone_us, neighbour_us: factor * neighbour_us }
             }
@@ -57,17 +59,19 @@ fn chunk_time(variant: &Variant) -> ChunkTime {
         (true, _, _) => 1.35,
     };
     let time = match (variant.op, variant.arch, variant.key_tile, variant.value_tile) {
-        (Op::Gradients, _, 64, 64) => Shared { state_us: 0.20, output_us: 1.50 },
-        (Op::Gradients, _, _, 64) => Shared { state_us: 0.40, output_us: 1.80 },
-        (Op::Gradients, _, 64, _) => Shared { state_us: 0.30, output_us: 3.10 },
-        (Op::Gradients, _, _, _) => Shared { state_us: 0.85, output_us: 3.50 },
-        (Op::PairedGradients, _, 64, 64) => Shared { state_us: 0.30, output_us: 1.60 },
-        (Op::PairedGradients, _, _, 64) => Shared { state_us: 0.45, output_us: 1.90 },
-        (Op::PairedGradients, _, _, _) => Shared { state_us: 0.30, output_us: 3.00 },
-        (Op::ChunkOutput, Arch::Sm90, 64, 64) => Shared { state_us: 0.23, output_us: 0.45 },
-        (Op::ChunkOutput, Arch::Sm90, _, 64) => Shared { state_us: 0.52, output_us: 0.39 },
-        (Op::ChunkOutput, Arch::Sm90, 64, _) => Shared { state_us: 0.41, output_us: 0.72 },
-        (Op::ChunkOutput, Arch::Sm90, _, _) => Shared { state_us: 0.74, output_us: 1.00 },
+        (Op::Gradients, _, 64, 64) => Shared([1.83, 1.19, 1.06, 1.00]),
+        (Op::Gradients, _, _, 64) => Shared([2.48, 1.70, 1.45, 1.25]),
+        (Op::Gradients, _, 64, _) => Shared([2.98, 1.87, 1.50, 1.40]),
+        (Op::Gradients, _, _, _) => Shared([4.90, 3.60, 2.50, 2.16]),
+        (Op::PairedGradients, _, 64, 64) => Shared([1.90, 1.05, 0.82, 0.75]),
+        (Op::PairedGradients, _, _, 64) => Shared([2.46, 1.35, 1.06, 0.99]),
+        (Op::PairedGradients, _, _, _) => Shared([3.00, 1.70, 1.27, 1.08]),
+        (Op::ChunkOutput, Arch::Sm90, 64, 64) => Shared([0.68, 0.48, 0.42, 0.40]),
+        (Op::ChunkOutput, Arch::Sm90, _, 64) => Shared([0.83, 0.59, 0.52, 0.47]),
+        (Op::ChunkOutput, Arch::Sm90, 64, _) => Shared([1.16, 0.84, 0.73, 0.68]),
+        (Op::ChunkOutput, Arch::Sm90, _, _) => Shared([1.72, 1.25, 1.06, 0.97]),
+        (Op::ChunkState, Arch::Sm90, 64, 64) => Shared([0.25; 4]),
+        (Op::ChunkState, Arch::Sm90, _, _) => Shared([0.40; 4]),
         (Op::ChunkOutput, Arch::Sm80, 64, _) => Crowded { alone_us: 1.95, neighbour_us: 0.49 },
         (Op::ChunkOutput, Arch::Sm80, _, _) => Crowded { alone_us: 2.20, neighbour_us: 1.40 },
         (_, _, 64, _) => Crowded { alone_us: 0.34, neighbour_us: 0.03 },
@@ -132,6 +136,7 @@ pub(super) fn cost(
         arch,
         segments: model.segments,
         segment_len: model.chunks_per_segment * CHUNK,
+        parts: 1,
         sharers: [1; 3],
         value_tiles: [SLAB; 3],
         sweep: None,
@@ -154,9 +159,7 @@ pub(super) fn cost(
         }
     }
     if model.segments > 1 {
-        let num_states = if roles.len() == 1 { 1 } else { 2 };
-        schedule.workspace_bytes = schedule.state_bytes(problem, num_states);
-        schedule.predicted_us += model.states_us(num_states, schedule.workspace_bytes);
+        model.add_states(&mut schedule, if roles.len() == 1 { 1 } else { 2 });
         schedule.uncut_us = cost(problem, device, arch, roles, 1, pinned).predicted_us;
     } else {
         schedule.uncut_us = schedule.predicted_us;
@@ -190,6 +193,7 @@ pub(super) fn sweep_cost(
         arch: Arch::Sm90,
         segments: model.segments,
         segment_len: model.chunks_per_segment * CHUNK,
+        parts: 1,
         sharers: [sharers; 3],
         value_tiles: [tile(problem.head_dim), tile(problem.head_dim), tile(problem.value_dim)],
         sweep: Some(sweep),
@@ -199,19 +203,22 @@ pub(super) fn sweep_cost(
     };
     if model.segments > 1 {
         // S comes from checkpoints.
-        let num_states = if sweep == Sweep::Paired { 1 } else { 2 };
-        schedule.workspace_bytes = schedule.state_bytes(problem, num_states);
-        schedule.predicted_us += model.states_us(num_states, schedule.workspace_bytes);
+        model.add_states(&mut schedule, if sweep == Sweep::Paired { 1 } else { 2 });
         schedule.uncut_us = sweep_cost(problem, device, 1, None, sweep).predicted_us;
     }
     schedule
 }
 
 impl Schedule {
-    /// Bytes of so many states of each segment.
+    /// States of a sequence in the workspace, if it is cut: one for each part of all segments but the last, and that which enters the last.
+    pub(super) fn states_per_sequence(&self) -> u32 {
+        self.parts * (self.segments - 1) + 1
+    }
+
+    /// Bytes of so many arrays of states.
     pub(super) fn state_bytes(&self, problem: &Problem, num_states: usize) -> usize {
-        let segments = if self.segments > 1 { self.segments as usize } else { 0 };
-        num_states * problem.batch * problem.heads * segments * state_len(problem) * 4
+        let states = if self.segments > 1 { self.states_per_sequence() as usize } else { 0 };
+        num_states * problem.batch * problem.heads * states * state_len(problem) * 4
     }
 
     /// The schedule of a forward pass that stores checkpoints besides.
@@ -252,10 +259,10 @@ fn chunks(problem: &Problem) -> u32 {
     (problem.seq_len as u32).div_ceil(CHUNK).max(1)
 }
 
-/// Elements of a row that L2 moves for the copy engine. Where rows begin within a sector of 32 bytes every panel touches lines that others
-/// touch too.
+/// Elements of a row that L2 moves for the copy engine. Where rows begin within a line of 128 bytes panels touch lines that others touch
+/// too, and more where they begin within a sector of 32.
 fn touched(dim: usize) -> f64 {
-    if dim.is_multiple_of(16) { dim as f64 } else { f64::from(tile(dim) + SLAB) }
+    f64::from(if dim.is_multiple_of(16) { tile(dim) } else { tile(dim) + SLAB })
 }
 
 struct Model<'a> {
@@ -277,26 +284,14 @@ impl<'a> Model<'a> {
     /// A launch of `blocks` blocks, each of which takes so many bytes a row from device memory and from L2.
     fn launch_us(&self, variant: &Variant, blocks: usize, sharers: u32, memory_bytes: f64, l2_bytes: f64) -> f64 {
         let multiprocessors = self.device.multiprocessors as usize;
-        self.waves_us(variant, blocks, memory_bytes, l2_bytes, |blocks| match chunk_time(variant) {
-            ChunkTime::Shared { state_us, output_us } => state_us + output_us / f64::from(sharers),
-            ChunkTime::Crowded { alone_us, neighbour_us } => {
-                alone_us + neighbour_us * (blocks.div_ceil(multiprocessors) - 1) as f64
-            }
-        })
-    }
-
-    /// The same where a chunk takes the given time in a wave of so many blocks.
-    fn waves_us(
-        &self,
-        variant: &Variant,
-        blocks: usize,
-        memory_bytes: f64,
-        l2_bytes: f64,
-        compute_us: impl Fn(usize) -> f64,
-    ) -> f64 {
         let slots = (self.device.multiprocessors * self.device.resident_blocks(variant)) as usize;
         let wave_us = |blocks: usize| {
-            let compute_us = compute_us(blocks);
+            let compute_us = match chunk_time(variant) {
+                ChunkTime::Shared(us) => us[(sharers.min(MOST_SHARERS) - 1) as usize],
+                ChunkTime::Crowded { alone_us, neighbour_us } => {
+                    alone_us + neighbour_us * (blocks.div_ceil(multiprocessors) - 1) as f64
+                }
+            };
             let rows = blocks as f64 * f64::from(CHUNK);
             let traffic_us = f64::max(rows * memory_bytes / MEMORY_BYTES_PER_US, rows * l2_bytes / L2_BYTES_PER_US);
             RAMP_US + f64::from(self.chunks_per_segment) * compute_us.max(traffic_us)
@@ -341,23 +336,36 @@ impl<'a> Model<'a> {
         let (own, others) = elements(d, e);
         let l2_bytes = 2.0 * (own / shares + others * (1.0 - 1.0 / shares));
         let l2_bytes = l2_bytes * L2_BYTES_PER_US / SWEEP_L2_BYTES_PER_US;
-        let states = if sweep == Sweep::Lean { 2.0 } else { 1.0 };
-        let ChunkTime::Shared { state_us, output_us } = chunk_time(variant) else {
-            unreachable!("sweeps share segments")
+        self.launch_us(variant, blocks, sharers, memory_bytes, l2_bytes)
+    }
+
+    /// Adds the state and scan kernels, in parts that fill the device. Of some heads the state kernel reads few rows, and takes as long
+    /// as it reads of any; parts divide that.
+    fn add_states(&self, schedule: &mut Schedule, num_states: usize) {
+        let slabs = self.problem.value_dim.div_ceil(chunk_state(self.problem, schedule.arch).value_tile as usize);
+        let blocks = num_states * self.sequences * slabs * (self.segments as usize - 1);
+        let fits = |parts: &u32| {
+            self.chunks_per_segment.is_multiple_of(*parts)
+                && blocks * *parts as usize <= (MOST_STATE_BLOCKS * self.device.multiprocessors) as usize
         };
-        let chunk_us = states * state_us + output_us / shares;
-        self.waves_us(variant, blocks, memory_bytes, l2_bytes, |_| chunk_us)
+        schedule.parts = [4, 2].into_iter().find(fits).unwrap_or(1);
+        schedule.workspace_bytes = schedule.state_bytes(self.problem, num_states);
+        schedule.predicted_us += self.states_us(schedule, num_states);
     }
 
     /// The state and scan kernels.
-    fn states_us(&self, num_states: usize, workspace_bytes: usize) -> f64 {
+    fn states_us(&self, schedule: &Schedule, num_states: usize) -> f64 {
         let &Problem { head_dim, value_dim, .. } = self.problem;
-        let variant = find(Op::ChunkState, Arch::Sm80, self.problem, tile(head_dim), SLAB);
-        let slabs = value_dim.div_ceil(SLAB as usize);
-        let blocks = num_states * self.sequences * slabs * (self.segments as usize - 1);
+        let variant = chunk_state(self.problem, schedule.arch);
+        let slabs = value_dim.div_ceil(variant.value_tile as usize);
+        let blocks = num_states * self.sequences * slabs * (schedule.states_per_sequence() as usize - 1);
         let memory_bytes = 2.0 * (head_dim + value_dim) as f64 / slabs as f64;
         let l2_bytes = 2.0 * (head_dim as f64 + value_dim as f64 / slabs as f64);
-        let scan_us = LAUNCH_US + 2.0 * workspace_bytes as f64 / SCAN_BYTES_PER_US;
-        self.launch_us(variant, blocks, 1, memory_bytes, l2_bytes) + scan_us
+        // Each is read, and those that enter a segment are written.
+        let state_bytes = (num_states * self.sequences * state_len(self.problem) * 4) as f64;
+        let scanned_bytes = state_bytes * f64::from(schedule.states_per_sequence() + self.segments);
+        let part = Model { chunks_per_segment: self.chunks_per_segment / schedule.parts, ..*self };
+        let [memory_bytes, l2_bytes] = [memory_bytes, l2_bytes].map(|bytes| REMEMBERED * bytes);
+        part.launch_us(variant, blocks, 1, memory_bytes, l2_bytes) + LAUNCH_US + scanned_bytes / SCAN_BYTES_PER_US
     }
 }

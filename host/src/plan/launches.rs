@@ -1,9 +1,9 @@
 //! Plan + tensors → launches.
 
 use lightning_attention_kernels::abi::{Application, MAPS_PER_APPLICATION, MAX_MAPS, Params, Rows, TensorMapSource};
-use lightning_attention_kernels::variants::{Arch, CHUNK, Op, SCAN_ELEMENTS, SLAB, Variant};
+use lightning_attention_kernels::variants::{Arch, CHUNK, Op, SCAN_ELEMENTS, Variant};
 
-use super::{Plan, Schedule, Sweep, find, gradients, pairs, tile};
+use super::{Plan, Schedule, Sweep, chunk_state, find, gradients, pairs, tile};
 use crate::problem::Region;
 use crate::view::{Backward, Forward};
 
@@ -172,7 +172,7 @@ impl Pass<'_> {
         tile(self.plan.problem.head_dim) * tile(self.plan.problem.value_dim)
     }
 
-    /// The `index`-th state array `[batch·heads, segments, D, E]` (padded dims), or its transpose.
+    /// The `index`-th state array `[batch·heads, parts · (segments - 1) + 1, D, E]` (padded dims), or its transpose.
     fn state(&self, index: u64, transposed: bool) -> State {
         let problem = &self.plan.problem;
         let row = tile(problem.value_dim);
@@ -180,8 +180,7 @@ impl Pass<'_> {
         if self.schedule.segments == 1 {
             return State { address: 0, row_stride, col_stride };
         }
-        let states = (problem.batch * problem.heads) as u64 * self.schedule.segments as u64;
-        let address = self.aux.workspace + index * states * self.state_len() as u64 * 4;
+        let address = self.aux.workspace + index * self.schedule.state_bytes(problem, 1) as u64;
         State { address, row_stride, col_stride }
     }
 
@@ -215,11 +214,19 @@ impl Pass<'_> {
             seq_len: problem.seq_len as u32,
             segments: self.schedule.segments,
             segment_len: self.schedule.segment_len,
+            parts: self.schedule.parts,
             slabs: operations[0].application.value_dim.div_ceil(variant.value_tile.max(1)),
             sharers,
             stores_checkpoints: (self.stores_checkpoints && variant.op == Op::ChunkOutput).into(),
             ..Params::default()
         };
+        if matches!(variant.op, Op::ChunkState | Op::StateScan) {
+            params.segments = self.schedule.states_per_sequence();
+            params.segment_len /= params.parts;
+        }
+        if variant.op == Op::ChunkState {
+            params.parts = 1;
+        }
         let mut tensor_maps = [TensorMapSource::default(); MAX_MAPS];
         let mut num_maps = MAPS_PER_APPLICATION * operations.len();
         if params.stores_checkpoints != 0 || variant.op == Op::PairedGradients {
@@ -232,7 +239,7 @@ impl Pass<'_> {
         }
         let sequences = params.batch * params.heads;
         let blocks = match variant.op {
-            // Nothing enters after the last segment, so its contribution is not needed.
+            // Nothing enters after the last one, so its contribution is not needed.
             Op::ChunkState => sequences * params.slabs * (params.segments - 1),
             Op::StateScan => sequences * (params.state_len / SCAN_ELEMENTS),
             Op::ChunkOutput => sequences * params.slabs * params.segments * sharers,
@@ -265,8 +272,8 @@ impl Pass<'_> {
             return;
         }
         let problem = &self.plan.problem;
-        for (op, key_tile, value_tile) in [(Op::ChunkState, tile(problem.head_dim), SLAB), (Op::StateScan, 0, 0)] {
-            launches.push(self.launch(find(op, Arch::Sm80, problem, key_tile, value_tile), operations, 1));
+        for variant in [chunk_state(problem, self.schedule.arch), find(Op::StateScan, Arch::Sm80, problem, 0, 0)] {
+            launches.push(self.launch(variant, operations, 1));
         }
     }
 

@@ -49,6 +49,8 @@ pub struct Schedule {
     pub segments: u32,
     /// Rows of every segment but the last.
     pub segment_len: u32,
+    /// Parts of a segment, whose contributions to the state are made by blocks of their own.
+    pub parts: u32,
     /// Blocks that share a slab of a segment, for each output of the pass (o; dq, dk, dv).
     pub sharers: [u32; MAX_APPLICATIONS],
     /// Value columns of a slab, for each output of the pass.
@@ -291,7 +293,7 @@ impl Plan {
         };
         for (schedule, roles) in self.schedules() {
             if schedule.segments > 1 {
-                push(find(Op::ChunkState, Arch::Sm80, problem, tile(problem.head_dim), SLAB));
+                push(chunk_state(problem, schedule.arch));
                 push(find(Op::StateScan, Arch::Sm80, problem, 0, 0));
             }
             if let Some(sweep) = schedule.sweep {
@@ -326,6 +328,9 @@ impl fmt::Display for Plan {
         let names = ["forward", "backward", "checkpointed forward", "checkpointed backward"];
         for (name, (s, roles)) in names.into_iter().zip(self.schedules()) {
             write!(f, "{name}: {:?}, {} segment(s) of {} rows, ", s.arch, s.segments, s.segment_len)?;
+            if s.parts > 1 {
+                write!(f, "states by {} parts, ", s.parts)?;
+            }
             match s.sweep {
                 None => {
                     let (sharers, value_tiles) = (&s.sharers[..roles.len()], &s.value_tiles[..roles.len()]);
@@ -409,6 +414,15 @@ fn tile(dim: usize) -> u32 {
 /// Pairs of chunks of a sequence.
 fn pairs(problem: &Problem) -> usize {
     problem.seq_len.div_ceil(PAIR as usize)
+}
+
+/// The state kernel of a problem.
+fn chunk_state(problem: &Problem, arch: Arch) -> &'static Variant {
+    let (key_tile, value_tile) = (tile(problem.head_dim), tile(problem.value_dim));
+    match arch {
+        Arch::Sm90 if !is_accurate(problem) => find(Op::ChunkState, Arch::Sm90, problem, key_tile, value_tile),
+        _ => find(Op::ChunkState, Arch::Sm80, problem, key_tile, SLAB),
+    }
 }
 
 /// The gradient kernel of a problem.

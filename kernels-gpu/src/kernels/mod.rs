@@ -61,10 +61,32 @@ impl WorkItem {
         let (rest, slab) = div_rem(rest, params.slabs);
         let (segment, sequence) = div_rem(rest, params.batch * params.heads);
         let (batch, head) = div_rem(sequence, params.heads);
+        WorkItem::new(params, [slab, share, batch, head, segment])
+    }
+
+    /// For the state kernel: the last segment of each sequence is left out. Slopes fall from head to head in the models that there are,
+    /// and the last heads, which remember longest, begin first.
+    #[inline(always)]
+    fn of_state_block(params: &Params) -> Self {
+        let (rest, slab) = div_rem(block_idx_x(), params.slabs);
+        let (rest, segment) = div_rem(rest, params.segments - 1);
+        let (from_last, batch) = div_rem(rest, params.batch);
+        WorkItem::new(params, [slab, 0, batch, params.heads - 1 - from_last, segment])
+    }
+
+    #[inline(always)]
+    fn new(params: &Params, [slab, share, batch, head, segment]: [u32; 5]) -> Self {
         let first_row = segment * params.segment_len;
         let num_rows = (params.seq_len - first_row).min(params.segment_len);
-        WorkItem { slab, share, sequence, batch, head, segment, first_row, num_rows }
+        WorkItem { slab, share, sequence: batch * params.heads + head, batch, head, segment, first_row, num_rows }
     }
+}
+
+/// Index of the state that enters a segment of a sequence, in walking order.
+#[inline(always)]
+fn state_index(params: &Params, sequence: u32, segment: u32) -> usize {
+    let of_sequence = params.parts * (params.segments - 1) + 1;
+    sequence as usize * of_sequence as usize + (params.parts * segment) as usize
 }
 
 /// λ of head `head`.
@@ -84,6 +106,9 @@ pub type Body = unsafe fn(&Params, *const TensorMap);
 macro_rules! body {
     (ChunkState, Sm80, $element:ident, $d:literal, $e:literal, $stages:literal $(, $accurate:ident)?) => {
         chunk_state::sm80::chunk_state::<crate::element::$element, $d, $stages, { is_accurate!($($accurate)?) }>
+    };
+    (ChunkState, Sm90, $element:ident, $d:literal, $e:literal, $stages:literal) => {
+        chunk_state::sm90::chunk_state::<crate::element::$element, $d, $e, $stages>
     };
     (ChunkOutput, Sm80, $element:ident, $d:literal, $e:literal, $stages:literal $(, $accurate:ident)?) => {
         chunk_output::sm80::chunk_output::<crate::element::$element, $d, $stages, { is_accurate!($($accurate)?) }>

@@ -1,6 +1,6 @@
 //! The state `S: [D, 64]` of a block: each warp keeps `D / 4` of its rows in f32.
 
-use super::WorkItem;
+use super::{WorkItem, state_index};
 use crate::abi::{Application, Params};
 use crate::decay::Decay;
 use crate::device::{ld_global_f32, ldmatrix_x4_trans, opaque, st_global_f32};
@@ -143,7 +143,7 @@ impl<const D: u32> State<D> {
     }
 }
 
-/// Where a lane's values of a state lie in the workspace `[batch·heads, segments, …]`.
+/// Where a lane's values of a state lie in the workspace `[batch·heads, parts · (segments - 1) + 1, …]`.
 struct Place {
     base: *const f32,
     row_stride: usize,
@@ -153,7 +153,7 @@ struct Place {
 impl Place {
     #[inline(always)]
     fn new(params: &Params, application: &Application, item: &WorkItem, row: u32, col: u32) -> Self {
-        let index = item.sequence as usize * params.segments as usize + item.segment as usize;
+        let index = state_index(params, item.sequence, item.segment);
         let (row_stride, col_stride) = (application.state_row_stride as usize, application.state_col_stride as usize);
         let offset = index * params.state_len as usize
             + row as usize * row_stride

@@ -6,8 +6,8 @@
 
 use crate::decay::Decay;
 use crate::device::{
-    ld_global_f32, ld_shared_f32, ldmatrix_x4, ldmatrix_x4_trans, st_shared_b32, stmatrix_x4, wgmma_commit_group,
-    wgmma_fence, wgmma_wait_group,
+    ld_global_f32, ld_shared_f32, ldmatrix_x4, ldmatrix_x4_trans, st_global_f32, st_shared_b32, stmatrix_x4,
+    wgmma_commit_group, wgmma_fence, wgmma_wait_group,
 };
 use crate::element::Element;
 use crate::tile::descriptor::Descriptor;
@@ -266,6 +266,24 @@ impl StatePlace {
         let (row, col) = (row + 16 * warp + lane / 4, 2 * (lane % 4));
         let base = state.wrapping_add(col as usize * row_stride + row as usize * col_stride);
         StatePlace { base, row_stride, col_stride }
+    }
+
+    /// Writes `D` columns.
+    ///
+    /// # Safety
+    /// The state can be written, and nobody else writes these rows.
+    #[inline(always)]
+    pub unsafe fn store<const D: u32>(&self, s: &Rows) {
+        unroll!(P in 2 {
+            if (P as u32) < D / 64 {
+                unroll!(J in 8 {
+                    unroll!(V in 4 {
+                        // SAFETY: the caller's contract.
+                        unsafe { st_global_f32(self.value(P, J, V).cast_mut(), s[32 * P + 4 * J + V]) };
+                    });
+                });
+            }
+        });
     }
 
     #[inline(always)]

@@ -1,7 +1,8 @@
 //! Hopper schedule: warp-specialised `wgmma` fed by TMA.
 //!
 //! Block: four warpgroups, one slab of `E` = 64 or 128 value columns of one segment. Where there are fewer segments than multiprocessors
-//! several blocks share one: all carry the state along, each outputs every `sharers`-th chunk, and none waits for another.
+//! several blocks share one: all carry the state along, each outputs one of every `sharers` chunks, and none waits for another. From
+//! round to round they take them in opposite order, or only some would store checkpoints, fall behind, and find nothing left in L2.
 //!
 //! | warpgroup, `E` = 64 | 128 | registers | work, for each chunk |
 //! |---|---|---|---|
@@ -30,7 +31,7 @@ use super::super::warpgroup::{
     Masks, StatePlace, WARPS, enqueue_scores, enqueue_values, load_columns_remainder, load_fragments,
     load_scaled_columns, product, row_decay, step, store_remainder, store_rounded, update_state, wait,
 };
-use super::super::{WorkItem, application, head_decay};
+use super::super::{WorkItem, application, head_decay, state_index};
 use super::FEW_ROWS;
 use crate::abi::{Application, MAPS_PER_APPLICATION, Params, TensorMap};
 use crate::decay::Decay;
@@ -138,6 +139,32 @@ struct Block<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool
     state_rows: u32,
 }
 
+/// A block's turns among those that share a segment.
+#[derive(Clone, Copy)]
+struct Turns {
+    /// Chunks until its next.
+    until: u32,
+    /// Chunks from that to the one after it, and from there to the third, and so on in turn.
+    gaps: [u32; 2],
+}
+
+impl Turns {
+    #[inline(always)]
+    fn is_own(&self) -> bool {
+        self.until == 0
+    }
+
+    /// Goes on to the next chunk.
+    #[inline(always)]
+    fn step(&mut self) {
+        if self.is_own() {
+            self.until = self.gaps[0];
+            self.gaps.reverse();
+        }
+        self.until -= 1;
+    }
+}
+
 impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<D, E, STAGES, ACCURATE> {
     /// State warpgroups, 64 rows of Sᵀ each; as many panels has Z.
     const STATES: u32 = E / 64;
@@ -149,6 +176,13 @@ impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<
     const S_PANEL_BYTES: u32 = E * ROW_BYTES;
     /// From Sᵀ to what was rounded off it.
     const S_REMAINDER: u32 = 2 * D * E;
+
+    /// Which chunks are this block's own.
+    #[inline(always)]
+    fn turns(&self) -> Turns {
+        let share = self.item.share;
+        Turns { until: share, gaps: [2 * (self.sharers - share) - 1, 2 * share + 1] }
+    }
 
     /// First value column of the slab.
     #[inline(always)]
@@ -174,12 +208,17 @@ impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<
     /// Loads Y and Z of every chunk, and X of this block's own.
     #[inline(always)]
     unsafe fn produce(&self) {
-        let once = createpolicy_evict_first();
-        // The other sharers read Y and Z too.
-        let yz_policy = if self.sharers > 1 { createpolicy_evict_normal() } else { once };
+        let (first, normal) = (createpolicy_evict_first(), createpolicy_evict_normal());
+        // Which is faster was measured (`docs/kernels.md`). Other slabs read X and Y too, other sharers Y and Z.
+        let x_policy = if self.stores_checkpoints || self.state_rows > E || E == 128 && self.sharers == 1 {
+            normal
+        } else {
+            first
+        };
+        let yz_policy = if self.sharers > 1 { normal } else { x_policy };
         let (head, batch, first_col) = (self.item.head as i32, self.item.batch as i32, self.first_col());
         let (x_map, y_map, z_map) = (self.maps, self.maps.wrapping_add(1), self.maps.wrapping_add(2));
-        let (mut chunk, mut own, mut until_own) = (0, 0, self.item.share);
+        let (mut chunk, mut own, mut turns) = (0, 0, self.turns());
         while chunk < self.num_chunks {
             let row = self.tensor_row(chunk);
             let yz = self.yz.at(chunk);
@@ -204,7 +243,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<
                     );
                 });
             }
-            if until_own == 0 {
+            if turns.is_own() {
                 let x = self.x.at(own);
                 // SAFETY: as above.
                 unsafe {
@@ -212,15 +251,14 @@ impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<
                     mbarrier_arrive_expect_tx_if(x.full, Self::PANELS * PANEL_BYTES, true);
                     unroll!(P in 2 {
                         cp_async_bulk_tensor_load_if(
-                            x.address + P as u32 * PANEL_BYTES, x_map, [64 * P as i32, row, head, batch], x.full, once,
+                            x.address + P as u32 * PANEL_BYTES, x_map, [64 * P as i32, row, head, batch], x.full, x_policy,
                             (P as u32) < Self::PANELS,
                         );
                     });
                 }
                 own += 1;
-                until_own = self.sharers;
             }
-            until_own -= 1;
+            turns.step();
             chunk += 1;
         }
     }
@@ -240,7 +278,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<
         let strides = [app.state_row_stride as usize, app.state_col_stride as usize];
         let row = self.item.slab * E + 64 * index;
         if app.states != 0 {
-            let at = self.item.sequence as usize * params.segments as usize + self.item.segment as usize;
+            let at = state_index(params, self.item.sequence, self.item.segment);
             let state = (app.states as *const f32).wrapping_add(at * params.state_len as usize);
             // SAFETY: the scan kernel has filled the workspace.
             unsafe { StatePlace::new(state, strides, row, warp, lane).load::<D>(&mut s) };
@@ -258,9 +296,9 @@ impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<
         // SAFETY: the first filling.
         unsafe { yz.wait_full() };
         let mut a = load_z(yz.address);
-        let (mut chunk, mut own, mut until_own) = (0, 0, self.item.share);
+        let (mut chunk, mut own, mut turns) = (0, 0, self.turns());
         while chunk < self.num_chunks {
-            let publish = until_own == 0;
+            let publish = turns.is_own();
             if publish {
                 let slot = self.s.at(own);
                 // SAFETY: the slot is free; each warp stores its own 16 rows and says so.
@@ -276,10 +314,8 @@ impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<
                     mbarrier_arrive_if(slot.full, elected);
                 }
                 own += 1;
-                until_own = self.sharers;
             }
-            until_own -= 1;
-
+            turns.step();
             // SAFETY: the slot is full; `a` is kept, and `s` left alone, until the wait below.
             unsafe { update_state::<T, D>(&mut s, chunk_decay, &a, yz.address) };
             let mut rest = [0; 16];
@@ -355,7 +391,11 @@ impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<
         let policy = createpolicy_evict_first();
         let (mut p, mut o) = ([0.0f32; 32], [0.0f32; 64]);
         let mut own = index;
-        let mut chunk = self.item.share + index * self.sharers;
+        let mut turns = self.turns();
+        let mut chunk = turns.until;
+        if index == 1 {
+            chunk += turns.gaps[0];
+        }
         while chunk < self.num_chunks {
             let (yz, x_slot, s_slot) = (self.yz.at(chunk), self.x.at(own), self.s.at(own));
             // SAFETY: X of this chunk is loaded right after its Y and Z, so this is less than two fillings behind there too.
@@ -461,7 +501,8 @@ impl<const D: u32, const E: u32, const STAGES: u32, const ACCURATE: bool> Block<
                 cp_async_bulk_commit_group();
             }
             own += Self::OUTPUTS;
-            chunk += Self::OUTPUTS * self.sharers;
+            chunk += if Self::OUTPUTS == 2 { 2 * self.sharers } else { turns.gaps[0] };
+            turns.gaps.reverse();
         }
         cp_async_bulk_wait_group::<0>();
     }

@@ -1,11 +1,12 @@
 //! `mma.sync` schedule.
 //!
-//! Block: 128 threads, one slab of 64 value columns of one segment. Per row it reads `2 (D + 64)` bytes and does
+//! Block: 128 threads, one slab of 64 value columns of one segment. Per row that the state remembers it reads `2 (D + 64)` bytes and does
 //! `2 · 64 · D` FLOP, twice that where `ACCURATE`; writes `256 D` bytes once. Shared memory: `STAGES` × (Y `[64, D]`,
 //! Z `[64, 64]`), a ring with one barrier for each chunk.
 
 use super::super::state::State;
 use super::super::{WorkItem, application, head_decay};
+use super::remembered_rows;
 use crate::abi::{Params, TensorMap};
 use crate::device::{cp_async_commit_group, cp_async_wait_group, dynamic_smem, syncthreads, thread_idx_x};
 use crate::element::Element;
@@ -18,7 +19,7 @@ use crate::variants::{CHUNK, SLAB};
 /// The kernel.
 ///
 /// # Safety
-/// `params` come from a validated plan; the grid is `slabs · batch · heads · (segments - 1)` by applications.
+/// `params` come from a validated plan; the grid is `slabs · (segments - 1) · batch · heads` by applications.
 #[inline(always)]
 pub unsafe fn chunk_state<T: Element, const D: u32, const STAGES: u32, const ACCURATE: bool>(
     params: &Params,
@@ -30,14 +31,17 @@ pub unsafe fn chunk_state<T: Element, const D: u32, const STAGES: u32, const ACC
     let (thread, ring) = (thread_idx_x(), dynamic_smem());
     let (warp, lane) = (thread / 32, thread % 32);
     let app = application(params);
-    let item = WorkItem::of_block(params);
+    let item = WorkItem::of_state_block(params);
     // SAFETY: `slopes` holds a value for each head.
     let decay = unsafe { head_decay(params, item.head) };
 
-    let row = |rows, col| RowPointer::new(rows, item.batch, item.head, item.first_row, col);
+    // What will have decayed to nothing at the end of the segment is not read.
+    let remembered = remembered_rows(decay, item.num_rows);
+    let first_row = item.first_row + item.num_rows - remembered;
+    let row = |rows, col| RowPointer::new(rows, item.batch, item.head, first_row, col);
     let mut y_copy = Copier::<D>::new(row(&app.y, 0), app.key_dim, thread);
     let mut z_copy = Copier::<64>::new(row(&app.z, item.slab * SLAB), app.value_dim - item.slab * SLAB, thread);
-    let num_chunks = item.num_rows / CHUNK;
+    let num_chunks = remembered / CHUNK;
     let mut chunks_to_load = num_chunks;
     let mut load = |stage: u32| {
         if chunks_to_load > 0 {

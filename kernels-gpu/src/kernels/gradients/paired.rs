@@ -29,7 +29,7 @@ use super::super::chunk_output::FEW_ROWS;
 use super::super::warpgroup::{
     DecayTable, Rows, StatePlace, WARPS, load_scaled_columns, store_rounded, update_state, wait,
 };
-use super::super::{WorkItem, head_decay};
+use super::super::{WorkItem, head_decay, state_index};
 use super::Roles;
 use super::output::{Operands, OutputWarp, here, map};
 use crate::abi::{Params, TensorMap};
@@ -225,7 +225,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
     #[inline(always)]
     unsafe fn produce_q_do(&self) {
         // The other sharers read them too.
-        let policy = if self.sharers > 1 { createpolicy_evict_normal() } else { createpolicy_evict_first() };
+        let policy = createpolicy_evict_normal();
         let (mut own, mut others) = (0, 0);
         // SAFETY: by this function's contract.
         let mut load = |owned: bool, chunk: u32| unsafe {
@@ -264,7 +264,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
     /// Loads K and V of this block's pairs, and the checkpoint that enters each.
     #[inline(always)]
     unsafe fn produce_kv(&self) {
-        let policy = createpolicy_evict_first();
+        let policy = createpolicy_evict_normal();
         let maps = [map::K, map::V];
         let mut pair = self.last_own_pair();
         let (mut index, mut own) = (0, 0);
@@ -311,7 +311,7 @@ impl<const D: u32, const E: u32, const STAGES: u32, const KV_STAGES: u32> Block<
         // As the scan counts them, from the end.
         let segment = params.segments - 1 - self.item.segment;
         if segment > 0 {
-            let at = self.item.sequence as usize * params.segments as usize + segment as usize;
+            let at = state_index(params, self.item.sequence, segment);
             let state = params.applications[1].states as *const f32;
             let state = state.wrapping_add(at * params.state_len as usize);
             // SAFETY: the scan kernel has filled the workspace.

@@ -25,7 +25,7 @@ use super::super::chunk_output::FEW_ROWS;
 use super::super::warpgroup::{
     DecayTable, Rows, StatePlace, TableMasks, WARPS, load_scaled_columns, store_rounded, update_state, wait,
 };
-use super::super::{WorkItem, head_decay};
+use super::super::{WorkItem, head_decay, state_index};
 use super::Roles;
 use super::output::{Operands, OutputWarp, map};
 use crate::abi::{Params, TensorMap};
@@ -174,13 +174,13 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
     /// Loads what each visit takes: a slot for the state's update, and another where this block outputs.
     #[inline(always)]
     unsafe fn produce(&self) {
-        let (once, again) = (createpolicy_evict_first(), createpolicy_evict_normal());
+        let policy = createpolicy_evict_normal();
         let (head, batch) = (self.item.head as i32, self.item.batch as i32);
         let mut visit = self.first_visit();
         let mut index = 0;
         while !visit.is_over {
             let row = self.tensor_row(self.chunk(visit.at, visit.forward));
-            let load = |index: u32, kv: bool, q: bool, do_: bool, policy: u64| {
+            let load = |index: u32, kv: bool, q: bool, do_: bool| {
                 let slot = self.inputs.at(index);
                 let wide_panels = if kv || q { Roles::<D, E>::PANELS[0] } else { 0 };
                 // SAFETY: the slot is free once its empty barrier says so; the maps are those of this launch.
@@ -205,12 +205,11 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
                     });
                 }
             };
-            // The walk forward is followed by one backward; of that, sharers read Q and dO too.
             let forward = visit.forward;
-            load(index, forward, !forward, !forward, if forward || self.sharers > 1 { again } else { once });
+            load(index, forward, !forward, !forward);
             index += 1;
             if visit.is_owned() {
-                load(index, !forward, false, forward, if forward { again } else { once });
+                load(index, !forward, false, forward);
                 index += 1;
             }
             visit = self.next(visit);
@@ -225,7 +224,7 @@ impl<const D: u32, const E: u32, const SLOTS: u32> Block<D, E, SLOTS> {
         let chunk_decay = decay.pow(CHUNK);
         // What the scan left for a segment.
         let entering = |states: u64, segment: u32| {
-            let at = self.item.sequence as usize * params.segments as usize + segment as usize;
+            let at = state_index(params, self.item.sequence, segment);
             let state = (states as *const f32).wrapping_add(at * params.state_len as usize);
             StatePlace::new(state, [E as usize, 1], 64 * index, warp, lane)
         };
