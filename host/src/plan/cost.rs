@@ -48,8 +48,9 @@ impl ChunkTime {
     }
 }
 
-/// Fitted to what was measured on an H200, but for accurate `ChunkState`, where 2 is the ratio of the products, and the accurate portable
-/// kernels, which take the factors of Hopper's.
+/// Fitted to what was measured on an H200, but for numbers of sharers that nothing was measured with, which follow those beside them;
+/// Hopper's `ChunkState`, an estimate; accurate `ChunkState`, where 2 is the ratio of the products; and the accurate portable kernels, which
+/// take the factors of Hopper's.
 fn chunk_time(variant: &Variant) -> ChunkTime {
     use ChunkTime::{Crowded, Shared};
     let factor = match (variant.accurate, variant.op, variant.key_tile) {
